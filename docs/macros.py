@@ -10,6 +10,7 @@ Each stands alone on a line:
 ``{{ api links }}``               the API of the names of one kind in the catalogue; `api model` that of all networks
 ``{{ sets }}``                    a table of the data sets
 ``{{ options run }}``             a table of the options of a command, as its ``--help`` has them
+``{{ commands }}``                the same of every command but those of ``look``, each below a heading
 
 A name is a public one: ``FedAvg`` of thinwire, ``DEF`` or ``ddp.EF21`` of thinwire.ddp, or the whole path of something
 else, ``thinwire.links.sparse.count_of``.
@@ -454,8 +455,23 @@ def options(words: list[str]) -> str:
     return _table(["write", "default", "what it is"], rows, right=3) + "\n"
 
 
+def commands(words: list[str]) -> str:
+    """Every command in the order of ``thinwire --help``, families last, with what it takes; none of ``look``."""
+    from typer.main import get_command
+
+    from thinwire.cli import app
+
+    tree: dict[str, Any] = get_command(app).commands  # type: ignore[attr-defined]
+    names = [name for name, each in tree.items() if not hasattr(each, "commands")]
+    for family, each in tree.items():
+        if hasattr(each, "commands") and family != "look":
+            names += [f"{family} {name}" for name in each.commands]
+    return "\n".join(f"## `thinwire {name}`\n\n{options(name.split())}" for name in names)
+
+
 MACROS = {
     "options": options,
+    "commands": commands,
     "paper": paper,
     "code": code,
     "differences": differences,

@@ -19,6 +19,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from importlib import import_module
+from importlib.util import resolve_name
+from typing import Any
 
 
 class ThinwireError(Exception):
@@ -68,6 +71,19 @@ def require(condition: bool, message: str) -> None:
     """Raise ``ValueError(message)`` unless the condition holds."""
     if not condition:
         raise ValueError(message)
+
+
+def find_class(module: str, package: str, name: str, row: str) -> Any:
+    """The class of a row of a table of thinwire's. Raises ``ValueError``, naming the row, where there is none."""
+    whole = resolve_name(module, package)
+    try:
+        there = import_module(whole)
+    except ModuleNotFoundError as error:
+        if error.name != whole:  # another's, which the module needs
+            raise
+        raise ValueError(f"{row}: there is no module {whole}") from None
+    require(hasattr(there, name), f"{row}: {whole} has no class {name}")
+    return getattr(there, name)
 
 
 def check(condition: object, expected: str) -> None:

@@ -395,6 +395,20 @@ class Silent(FedAvg):
         return Reply(view.x), state
 
 
+class Heavy(NamedTuple):
+    update: tw.Params
+    weight: float
+
+
+@dataclass(frozen=True)
+class Alone(FedAvg):
+    """A reply of two fields is not taken for the pair that it is a half of."""
+
+    def client(self, view: Any, state: Any, task: Any, key: Key) -> Any:
+        trained = yield tw.Local(view.x, self.local)
+        return Heavy(trained.x - view.x, 1.0)
+
+
 @dataclass(frozen=True)
 class Bare(FedAvg):
     def server(self, server: Any, view: Any, mean: Any, key: Key) -> Any:
@@ -405,6 +419,7 @@ class Bare(FedAvg):
     ("method", "said"),
     [
         (Silent(), r"Silent\.client has no yield: it asks for training by `trained = yield Local"),
+        (Alone(), r"Alone\.client returned Heavy: it returns \(reply, state\)$"),
         (Bare(), r"Bare\.server returned Params: it returns a state as `init` made it, Server"),
     ],
 )

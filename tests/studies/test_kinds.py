@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import sys
+import warnings
 from pathlib import Path
 from typing import ClassVar
 
@@ -15,6 +17,7 @@ from thinwire.cli import train
 from thinwire.errors import ExpressionError
 from thinwire.report import html
 from thinwire.report.loggers import TOOLS, Log, Tool
+from thinwire.report.plots import plot
 from thinwire.studies import KINDS, DataParallel, Federated, Pipelined, Place, load
 from thinwire.studies.catalogue import catalogue
 from thinwire.studies.read import EVERY_LINE, arms
@@ -115,6 +118,33 @@ def test_a_new_kind_is_trained_shown_and_resumed(
 
 
 @pytest.mark.usefixtures("toy")
+def test_runs_of_one_seed_are_equal_and_one_that_stopped_ends_like_them(tmp_path: Path) -> None:
+    study = KINDS["toy"](KINDS["toy"].resolve(["Share(0.5)"]), epochs=2, seeds=(1, 2))
+
+    def trained(out: Path) -> list[list[dict[str, float]]]:
+        assert load(out).run(out) == []
+        return [[{**line, "seconds": 0.0} for line in run.rounds] for run in arms([out])[0].runs]
+
+    first, second = tmp_path / "first", tmp_path / "second"
+    for out in (first, second):
+        study.claim(out)
+    ones, others = trained(first), trained(second)
+    assert ones == others
+    assert ones[0] != ones[1]  # the seeds
+    stopped = first / study.folders[0] / "seed-2"
+    (stopped / "summary.json").unlink()
+    (stopped / "rounds.jsonl").write_text((stopped / "rounds.jsonl").read_text().splitlines(True)[0])
+    assert trained(first) == ones
+
+
+@pytest.mark.usefixtures("toy")
+def test_the_pictures_of_a_new_kind_are_changed_as_they_are_by_others() -> None:
+    words = {"data": "digits", "model": "mlp"}
+    task = KINDS["toy"](("Share(part=0.5)",), augment=("Rotate90()",), **words).problem(0).tasks[0]
+    assert [repr(change) for change in task.augment] == ["Rotate90()"]
+
+
+@pytest.mark.usefixtures("toy")
 def test_a_new_kind_has_a_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -145,14 +175,62 @@ def test_a_new_kind_may_begin_a_family_of_commands(
 ) -> None:
     monkeypatch.setattr(cli.app, "registered_groups", [*cli.app.registered_groups])
     monkeypatch.setitem(KINDS.places, "toy", Place("toy_kind", "Toy", "toys train", "Train toys."))
+    monkeypatch.setitem(EVERY_LINE, "toy", LINE)
     train.add("toy")
     assert thinwire(monkeypatch, "toys", "train", "--help") == 0
     assert "Shares." in capsys.readouterr().out
     assert [command.name for command in cli.app.registered_commands].count("train") == 0
 
 
+def test_a_row_that_is_missing_or_wrong_is_named_when_its_kind_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Place("toy_kind", "Toy", "toy", "Train toys.")
+    monkeypatch.setattr(cli.app, "registered_commands", [*cli.app.registered_commands])
+    for kind, row, why in (
+        ("toy", place, "EVERY_LINE of studies/read.py has no row 'toy': write the keys of every line of its rounds"),
+        ("toys", place, "KINDS['toys']: Toy has kind = 'toy'; make the two one word"),
+        ("toy", place._replace(name="Toys"), "KINDS['toy']: toy_kind has no class Toys"),
+        ("toy", place._replace(module=".toys"), "KINDS['toy']: there is no module thinwire.studies.toys"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setitem(KINDS.places, kind, row)
+            with pytest.raises(ValueError, match=f"^{re.escape(why)}"):
+                KINDS[kind]
+    for command in ("report", "pipeline plan"):
+        monkeypatch.setitem(KINDS.places, "toy", place._replace(command=command))
+        why = f"KINDS['toy']: `thinwire {command}` is there already; choose another command"
+        with pytest.raises(ValueError, match=f"^{re.escape(why)}$"):
+            train.add("toy")
+
+
+@pytest.mark.usefixtures("toy")
+def test_a_field_with_which_a_study_cannot_go_on_is_named_with_the_article_of_the_kind() -> None:
+    study = KINDS["toy"](("Share(part=0.5)",))
+    with pytest.raises(ValueError, match=r"^--epochs: a toy study cannot go on with another; leave it out$"):
+        study.but(epochs=4)
+    other = type("Alone", (type(study),), {"kind": "alone"})
+    with pytest.raises(ValueError, match=r"^--epochs: an alone study cannot go on with another; leave it out$"):
+        other(study.methods).but(epochs=4)
+
+
+def test_curves_are_not_drawn_against_bytes_that_nobody_sent(tmp_path: Path) -> None:
+    for folder, sent in (("silent", 0), ("heard", 8)):
+        (run := tmp_path / folder / "seed-0").mkdir(parents=True)
+        (run / "run.json").write_text(json.dumps({"kind": "data-parallel", "method": "Hook(Dense())", "seed": 0}))
+        line = dict.fromkeys(EVERY_LINE["data-parallel"], 0) | {"seconds": 1.0, "accuracy": 0.5, "train_loss": 1.0}
+        lines = [{**line, "step": step, "up_bytes": sent} for step in (1, 2)]
+        (run / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        files = {
+            name: {path.name for path in plot(arms([tmp_path / name]), tmp_path / "plots" / name)}
+            for name in ("silent", "heard")
+        }
+    assert files["heard"] - files["silent"] == {"accuracy_by_bytes_up.png", "accuracy_by_bytes_total.png"}
+    assert "overview.png" in files["silent"]
+
+
 def test_no_command_is_of_no_kind() -> None:
-    assert [place.command for place in KINDS.places.values()] == ["run", "ddp-sim", "pipeline run"]
+    assert {"run", "ddp-sim", "pipeline run"} <= {place.command for place in KINDS.places.values()}
     for place in KINDS.places.values():
         *family, name = place.command.split()
         within = (

@@ -20,6 +20,7 @@ from thinwire.config import Config, complete
 from thinwire.data import IID
 from thinwire.errors import ExpressionError, require
 from thinwire.expression import parse
+from thinwire.key import Key
 from thinwire.problem import Problem, standard
 from thinwire.run.folder import Folder
 from thinwire.studies.axes import UP, Axis
@@ -27,6 +28,7 @@ from thinwire.studies.cells import Column, Row, mean, percent_text
 from thinwire.studies.expressions import of_another_kind, vocabulary_with
 from thinwire.studies.read import Arm, Record, RecordedRun
 from thinwire.studies.study import Numbers, Study, StudyRun, asked
+from thinwire.train.slot import make_module
 
 LINE = ("epoch", "up_bytes", "down_bytes", "seconds", "kept")
 
@@ -68,7 +70,7 @@ class Toy(Study):
         return made
 
     def problem(self, seed: int) -> Problem:
-        return standard(self.data, self.model, 1, IID(), seed, data_dir=self.data_dir)
+        return standard(self.data, self.model, 1, IID(), seed, data_dir=self.data_dir, augment=self.augments())
 
     def hints(self) -> Iterator[str]:
         yield "toys are small"
@@ -78,14 +80,14 @@ class Toy(Study):
 
     def train(self, job: StudyRun, folder: Path) -> None:
         given, task = job.problem.model, job.problem.tasks[0]
-        model = copy.deepcopy(given) if isinstance(given, nn.Module) else given()
+        model = copy.deepcopy(given) if isinstance(given, nn.Module) else make_module(given, job.seed)
         files = Folder(folder)
         about = {"kind": self.kind, "name": repr(job.method), "method": complete(job.method), "seed": job.seed}
         files.describe({**about, "epochs": self.epochs, "lr": self.lr})
         files.write("rounds.jsonl", b"")
-        x, y = task.batch(torch.arange(len(task)))
         for epoch in range(1, self.epochs + 1):
             began = time.monotonic()
+            x, y = task.batch(torch.arange(len(task)), Key(job.seed, epoch).generator("batch"))
             loss = nn.functional.cross_entropy(model(x), y)
             gradients = torch.autograd.grad(loss, list(model.parameters()))
             count = 0

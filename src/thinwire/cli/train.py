@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.main import get_command_name
 
+from ..errors import require
 from ..studies import KINDS
 from . import typed
 from .app import app
@@ -36,6 +38,10 @@ def add(kind: str) -> None:
     if within is None:
         within = typer.Typer(no_args_is_help=True)
         app.add_typer(within, name=family[0], help=place.help)
+
+    made = [one.name or get_command_name(getattr(one.callback, "__name__", "")) for one in within.registered_commands]
+    there = [*made, *(group.name for group in within.registered_groups)]
+    require(name not in there, f"KINDS[{kind!r}]: `thinwire {place.command}` is there already; choose another command")
 
     def train(**given: Any) -> None:
         _train(KINDS[kind], **given)

@@ -175,7 +175,10 @@ class Round:
         try:
             self.request = next(self.work) if trained is None else self.work.send(trained)
         except StopIteration as done:
-            self.request, (self.message, self.state) = None, done.value
+            pair, name = done.value, type(self.algorithm).__name__
+            fits = isinstance(pair, tuple) and len(pair) == 2 and not hasattr(pair, "_fields")
+            require(fits, f"{name}.client returned {type(pair).__name__}: it returns (reply, state)")
+            self.request, (self.message, self.state) = None, pair
         if self.request is not None and self.ordered and not self.request.aside and not self.request.again:
             require(
                 self.first is None and not self.request.gradient,

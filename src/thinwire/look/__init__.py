@@ -5,8 +5,10 @@ A look is a file here, with a class over :class:`~thinwire.look.base.Look`, and 
 
 from __future__ import annotations
 
-from importlib import import_module
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
+
+from ..errors import find_class, require
 
 if TYPE_CHECKING:
     from .base import Look
@@ -43,7 +45,12 @@ With these ``thinwire look --help`` is written without importing a look, and so 
 
 
 def load(place: str) -> type[Look[Any]]:
-    """The class at a place of ``LOOKS``, such as ``"layers:Layers"``. Its module is imported here and not before."""
+    """The class at a place of ``LOOKS``, such as ``"layers:Layers"``. Its module is imported here and not before.
+
+    Raises ``ValueError`` for a place where there is none, and for a field that is no option.
+    """
     module, _, name = place.partition(":")
-    look: type[Look[Any]] = getattr(import_module(f".{module}", __name__), name)
+    look: type[Look[Any]] = find_class(f".{module}", __name__, name, f"LOOKS[{place!r}]")
+    bare = next((field.name for field in fields(look) if "help" not in field.metadata), None)
+    require(bare is None, f"{name}.{bare} is no option: write `{bare}: ... = option(default, help)`")
     return look

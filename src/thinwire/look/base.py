@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar, get_type_hints
+from typing import Annotated, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
-from ..errors import require
 from ..ranges import Range, check_ranges, of_option
 
 V = TypeVar("V")
@@ -19,7 +18,20 @@ Odd = Annotated[int, Range(lambda x: x >= 3 and x % 2 == 1, "an odd number of at
 
 
 class Words(tuple[str, ...]):
-    """The words that an option may be, in its annotation: ``Annotated[str, Words(("squares", "cosine"))]``."""
+    """The words that an option may be, in its annotation: ``Annotated[str, Words(("squares", "cosine"))]``.
+
+    ``Literal["squares", "cosine"]`` is the same.
+    """
+
+
+def words_in(kind: Any) -> tuple[str, ...]:
+    """The words of an annotation, as :class:`Words` or a ``Literal`` has them; none where any value will do."""
+    if get_origin(kind) is Literal:
+        return get_args(kind)
+    if isinstance(kind, Words):
+        return kind
+    inside = (*get_args(kind), *getattr(kind, "__metadata__", ()))
+    return next((words for one in inside if (words := words_in(one))), ())
 
 
 def option(default: Any, help: str, metavar: str | None = None) -> Any:
@@ -67,10 +79,13 @@ class Look(ABC, Generic[V]):
     def __post_init__(self) -> None:
         """Raises ``ValueError`` for an option outside its range, or that is none of its words."""
         check_ranges(type(self), vars(self), of_option)
-        for name, kind in get_type_hints(type(self), include_extras=True).items():
-            for words in (words for words in getattr(kind, "__metadata__", ()) if isinstance(words, Words)):
-                value = getattr(self, name)
-                require(value in words, f"--{name} {value}: {', '.join(words[:-1])} or {words[-1]} is expected")
+        hints = get_type_hints(type(self), include_extras=True)
+        for name, words in ((f.name, words_in(hints[f.name])) for f in fields(self)):
+            value = getattr(self, name)
+            odd = [word for word in (value if isinstance(value, tuple) else (value,)) if word not in (None, *words)]
+            if words and odd:
+                known = f"{', '.join(words[:-1])} or {words[-1]}" if words[1:] else words[0]
+                raise ValueError(f"--{name.replace('_', '-')} {odd[0]}: {known} is expected")
 
     @abstractmethod
     def read(self, subject: Any) -> V:

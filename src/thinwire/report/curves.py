@@ -91,6 +91,16 @@ def axes(kind: str) -> dict[str, Axis]:
     return {f"{unit}s": Axis(count, unit), **KINDS[kind].axes}
 
 
+def drawn_axes(arms: Sequence[Arm]) -> dict[str, Axis]:
+    """The same of some methods, without those on which no run has counted anything: none is drawn against nothing."""
+    lines = [run for arm in arms for run in arm.runs if run.rounds]
+    return {
+        name: axis
+        for name, axis in axes(arms[0].kind).items()
+        if not lines or any(x > 0 for run in lines for x in axis.values(run))
+    }
+
+
 def sent_axes(kind: str) -> dict[str, str]:
     """Which of these count what was sent, in words. They are drawn by round or step too."""
     return {name: axis.label for name, axis in KINDS[kind].axes.items() if not name.endswith("seconds")}

@@ -14,7 +14,7 @@ from ..data.optional import optional
 from ..errors import nearest, require
 from ..studies.axes import Axis, Values, count
 from ..studies.read import Arm
-from .curves import NAMES, OWN, axes, curve, has, judgement, sent_axes
+from .curves import NAMES, OWN, axes, curve, drawn_axes, has, judgement, sent_axes
 
 optional("matplotlib", "drawing", "plots").use("Agg")  # files only: no screen is needed
 from matplotlib import pyplot as plt  # noqa: E402
@@ -59,10 +59,10 @@ def plot(
     form, first = form or "png", "best_" if best else ""
     unit, (value, loss) = arms[0].unit, judgement(arms)
     files = []
-    for name, axis in axes(arms[0].kind).items():
+    for name, axis in drawn_axes(arms).items():
         files.append(figures.single(out / f"{first}{value}_by_{name}.{form}", axis, value))
     beside = "train_loss" if loss == "test_loss" and has(arms, "train_loss") else None
-    for name, axis in axes(arms[0].kind).items():
+    for name, axis in drawn_axes(arms).items():
         if name not in sent_axes(arms[0].kind):
             files.append(figures.single(out / f"{first}loss_by_{name}.{form}", axis, loss, beside))
     if not best:
@@ -94,7 +94,7 @@ class Figures:
     def overview(self, path: Path) -> Path:
         """Four panels: what models are judged by on three axes, and the loss."""
         unit, (value, loss) = self.arms[0].unit, judgement(self.arms)
-        drawn = list(axes(self.arms[0].kind).values())[:3]
+        drawn = list(drawn_axes(self.arms).values())[:3]
         panels = [*((axis, value) for axis in drawn), (Axis(count, unit), loss)]
         figure, grid = plt.subplots(2, 2, figsize=self.size or (12, 9.2), layout="constrained")
         for place, (axis, name) in zip(grid.flat, panels, strict=False):

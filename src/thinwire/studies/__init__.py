@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..errors import RunError
+from ..errors import RunError, find_class, require
 
 if TYPE_CHECKING:
     from .data_parallel import DataParallel
@@ -28,14 +28,22 @@ class Place(NamedTuple):
 
 
 class Kinds(Mapping[str, "type[Study]"]):
-    """Every kind of study, by the word that its ``study.json`` has. A class is imported when it is asked for."""
+    """Every kind of study, by the word that its ``study.json`` has. A class is imported when it is asked for.
+
+    Then ``ValueError`` says which row of the tables it does not agree with.
+    """
 
     def __init__(self, places: dict[str, Place]) -> None:
         self.places = places
 
     def __getitem__(self, kind: str) -> type[Study]:
         place = self.places[kind]
-        cls: type[Study] = getattr(import_module(place.module, __name__), place.name)
+        cls: type[Study] = find_class(place.module, __name__, place.name, f"KINDS[{kind!r}]")
+        from .read import EVERY_LINE
+
+        require(cls.kind == kind, f"KINDS[{kind!r}]: {place.name} has kind = {cls.kind!r}; make the two one word")
+        need = "the keys of every line of its rounds.jsonl, the unit first"
+        require(kind in EVERY_LINE, f"EVERY_LINE of studies/read.py has no row {kind!r}: write {need}")
         return cls
 
     def __contains__(self, kind: object) -> bool:

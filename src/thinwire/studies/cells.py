@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from ..errors import require
 from ..expression import parse, vocabulary
 from .read import Arm, RecordedRun
 
@@ -32,7 +33,9 @@ def draw(
     console = Console()
     if not console.is_terminal:
         console = Console(width=200)  # into a file nothing should be folded away
-    columns = dict(zip(head, zip(*lines, strict=True), strict=True))
+    odd = next((line for line in lines if len(line) != len(head)), head)
+    require(len(odd) == len(head), f"table {title!r}: a row has {len(odd)} cells, and its head {len(head)}: {odd}")
+    columns = {name: [line[i] for line in lines] for i, name in enumerate(head)}
     widths = {name: BORDER + max(map(len, [name, *column])) for name, column in columns.items()}
     widths[head[0]] = min(widths[head[0]], BORDER + NAME)  # names are folded, numbers are not
     for name in least:

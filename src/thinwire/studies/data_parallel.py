@@ -171,7 +171,7 @@ class DataParallel(StepStudy):
         decay = ", ".join(f"{100 * share:g} %" for share in about.get("decay") or ())
         return [
             ("Workers", f"{about['workers']}, each of which takes {about['batch']} examples in a step"),
-            ("StepStudy", f"{about['steps']:,}"),
+            ("Steps", f"{about['steps']:,}"),
             ("Optimiser", f"{kind}, learning rate {about['lr']:g}{more}"),
             ("Decay", f"to a tenth of the rate after {decay} of the steps" if decay else None),
         ]

@@ -357,7 +357,7 @@ class Pipelined(StepStudy):
         begin = join_words([str(place) for place in about["cut"]]) if about["cut"] else None
         return [
             ("Parts", f"{about['parts']}" + (f"; from the second on they begin at module {begin}" if begin else "")),
-            ("StepStudy", f"{about['steps']:,}, of {about['batch']} examples"),
+            ("Steps", f"{about['steps']:,}, of {about['batch']} examples"),
             ("Optimiser", f"{about['optimizer']}, learning rate {about['lr']:g}, momentum {about['momentum']:g}{more}"),
             ("Rates", f"{rates} times that, by part" if rates else None),
             ("Clipping", f"gradients of a part to a norm of {about['clip']:g}" if about.get("clip") else None),

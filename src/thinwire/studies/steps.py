@@ -45,13 +45,13 @@ class StepStudy(Study):
 
     task: str | None = asked(None, "my_module:make_task instead of --data and --model. Its clients is 1.")
     batch: int = asked(8, "Examples a worker takes in a step.")
-    steps: int = asked(1000, "StepStudy to train.")
+    steps: int = asked(1000, "Steps to train.")
     lr: float = asked(0.1, "Learning rate.")
     momentum: float = asked(0.9, "Of each worker's SGD.")
     weight_decay: float = asked(0.0, "Weight decay.")
     decay: tuple[float, ...] = ()
-    evaluate_every: int = asked(100, "StepStudy between evaluations.")
-    checkpoint_every: int = asked(100, "StepStudy between checkpoints, which are made after evaluations.")
+    evaluate_every: int = asked(100, "Steps between evaluations.")
+    checkpoint_every: int = asked(100, "Steps between checkpoints, which are made after evaluations.")
     device: str = asked("cpu", "Where models train: cpu, cuda, cuda:1.")
 
     def __post_init__(self) -> None:

@@ -239,7 +239,8 @@ class Study(ABC):
         given = {name: value for name, value in changed.items() if value is not None}
         for name in given:
             fits = name in self.may_change
-            require(fits, f"--{name.replace('_', '-')}: a {self.kind} study cannot go on with another; leave it out")
+            study = f"{'an' if self.kind[0] in 'aeiou' else 'a'} {self.kind} study"
+            require(fits, f"--{name.replace('_', '-')}: {study} cannot go on with another; leave it out")
         return replace(self, **given)
 
     # -- methods and runs -----------------------------------------------------
