@@ -338,8 +338,8 @@ LINKS = [
         "DCT",
         laws={
             "DCT(Dense(), chunk=4)": (1_500, "lca"),
-            "DCT(ChunkTopK(4, chunk=4))": (700, "c"),
-            "DCT(ErrorFeedback(TopK(0.1)))": (500, "m"),
+            "DCT(ChunkTopK(4, chunk=4), chunk=64)": (700, "c"),
+            "DCT(ErrorFeedback(TopK(0.1)), chunk=64)": (500, ""),
         },
         same={"DCT(Half(), chunk=1)": "Half()"},
         refused={"DCT(Dense(), chunk=0)": "DCT(chunk=0): chunk must be at least 1"},

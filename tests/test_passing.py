@@ -42,6 +42,7 @@ WRITTEN = {
     "EF21": "absolute by_layer contraction linear memory open recv send",
     "Entropy": "floats linear recv send",
     "ErrorFeedback": "absolute contraction look open send",
+    "DCT": "open recv send",
     "Flat": "floats fold recv scale send",
     "LBGM": "absolute by_layer contraction floats linear look memory open recv send",
     "Layerwise": "by_layer floats fold look open recv scale send",
