@@ -16,7 +16,7 @@ five rounds.
 - ``alike``: clients that are alike, as the authors' are: each of theirs has the pictures of ten writers, and neighbours
   share nine of them. Here the pictures are dealt at random, 16 of 64 clients take part in a round, and the rate falls
   twice, at 1/2 and 3/4 of the rounds, as it does in the authors' code. Recycled layers go past a server's momentum
-- ``AG News, alike``: the same for texts, Dirichlet(1), 16 of 64
+- ``AG News, alike``: the same rounds and rates for texts, whose clients are less alike: Dirichlet(1), 16 of 64
 - ``ResNet-20``: 12 of the 23 kernels, on 10,000 pictures of CIFAR-10, with the authors' rate of .2 and batches of 32
 
 Rows have the paper's learning rate. Three that train badly at it choose a smaller one: three of four kernels recycled,

@@ -133,6 +133,12 @@ def _claims() -> list[Claim]:
     dropped = "AG News", "1 of 2, metric, dropped"
     what = "AG News: recycling 1 of 2 is better than dropping"
     add("luar", news, what, ("AG News", "1 of 2, metric, recycled"), dropped, None)
+    alike = news[0], "AG News, fastText, 64 clients by Dirichlet(1), 16 a round, the rate falls twice, 100 rounds"
+    recycled = "AG News, alike", "1 of 2, metric, recycled"
+    what = "AG News, Dirichlet(1): as FedAvg for 17 % of the floats"
+    add("luar", alike, what, recycled, ("AG News, alike", "FedAvg"), -0.1, saved=0.83)
+    what = "AG News, Dirichlet(1): recycling 1 of 2 is better than dropping"
+    add("luar", alike, what, recycled, ("AG News, alike", "1 of 2, metric, dropped"), None)
     attended = news[0], "AG News, a transformer from random weights, Adam, 32 clients, 8 a round, 60 rounds"
     recycled = "AG News, transformer", "7 of 10, metric, recycled"
     what = "AG News as FedAvg for 17 % of the floats, transformer"

@@ -34,7 +34,7 @@ def largest(chunks: np.ndarray, k: int) -> np.ndarray:
 
 
 def in_bins(values: np.ndarray, levels: int) -> np.ndarray:
-    """The uniform quantiser of hivemind, which SparseLoCo's code has: bins by mean and deviation, means of bins."""
+    """A uniform quantiser as it is usual: bins by mean and deviation, and their means."""
     shift = values.mean()
     centred = values - shift
     scale = 6 * np.linalg.norm(centred) / np.sqrt(len(values) - 1) / levels
@@ -44,7 +44,7 @@ def in_bins(values: np.ndarray, levels: int) -> np.ndarray:
 
 @pytest.mark.parametrize("levels", [0, 4, 256])
 @pytest.mark.parametrize("rows", [False, True], ids=["blocks", "rows"])
-def test_what_is_seen_is_what_the_authors_code_delivers(rows: bool, levels: int) -> None:
+def test_what_is_seen_is_what_an_independent_listing_delivers(rows: bool, levels: int) -> None:
     x = matrices((128, 192), (64, 64))
     link = ChunkTopK(2 if rows else 32, values=Bins(levels) if levels else Dense(), rows=rows)
     found = seen(link, x)
@@ -111,6 +111,14 @@ def test_a_message_is_two_hundred_times_smaller() -> None:
     sent = int((decoded.flat != 0).sum())
     assert 4 * x.flat.numel() / len(dumps(packet)) > 215
     assert 8 * len(dumps(packet)) / sent < 9.3  # for the 14 bits of an index of 12 and a value of 2
+
+
+def test_a_position_takes_seven_and_a_half_bits_and_a_value_one() -> None:
+    packet, decoded, _ = ChunkTopK(64, values=Bins(4)).send(matrices((1024, 1024)), None, KEY)
+    (where, _), values = packet
+    sent = int((decoded.flat != 0).sum())
+    assert 8 * len(dumps(where)) / sent == pytest.approx(7.53, abs=0.02)
+    assert 8 * len(dumps(values)) / sent == pytest.approx(1.02, abs=0.02)
 
 
 @pytest.mark.parametrize("shape", [(64, 128), (70, 130), (8, 3, 5), (200,)])

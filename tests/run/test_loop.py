@@ -14,6 +14,7 @@ from torch import nn
 import thinwire as tw
 from thinwire.ddp import Hook
 from thinwire.ddp.simulation import simulate
+from thinwire.deploy import setting as deploy
 from thinwire.deploy.server import Deployment
 from thinwire.errors import RunError
 from thinwire.run.folder import CHECKPOINT, Folder
@@ -118,6 +119,11 @@ def served(**fields: Any) -> object:
     return Deployment(tw.FedAvg(), lambda: nn.Linear(2, 2), 3, **fields)
 
 
+def of_setting(setting: Any) -> object:
+    """What a deployment makes of its ``setting``, where annotations are not checked first."""
+    return deploy.Setting.of(setting, {})
+
+
 @pytest.mark.parametrize(
     ("call", "fields", "kind", "said"),
     [
@@ -129,7 +135,7 @@ def served(**fields: Any) -> object:
         (served, {"take": 4}, ValueError, "take=4: it must be between 1 and the 3 sampled"),
         (served, {"clip": 0}, ValueError, "clip=0.0: a norm is positive, or 'auto'"),
         (served, {"seed": -1}, ValueError, "seed=-1: it must not be negative, and fit 63 bits"),
-        (served, {"setting": 3}, ValueError, "setting=3: give a Setting, such as Setting(sample=10)"),
+        (of_setting, {"setting": 3}, ValueError, "setting=3: give a Setting, such as Setting(sample=10)"),
     ],
 )
 def test_what_no_setting_may_have_is_refused_as_the_argument_that_it_is(

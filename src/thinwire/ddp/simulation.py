@@ -289,7 +289,7 @@ class Simulation(Run[Result]):
 
     def result(self) -> Result:
         self._show(True)
-        return Result(complete(self.method), self.team[0].module, self.traffic, self.records)
+        return Result(complete(self.method), self.team[0].module, copy.copy(self.traffic), list(self.records))
 
     # -- to disk and back -------------------------------------------------------
 
@@ -300,7 +300,7 @@ class Simulation(Run[Result]):
         return {
             "step": self.number,
             "traffic": asdict(self.traffic),
-            "records": self.records,
+            "records": list(self.records),
             "workers": [worker.state() for worker in self.team],
         }
 
@@ -309,7 +309,7 @@ class Simulation(Run[Result]):
         try:
             for worker, state in zip(self.team, packet["workers"], strict=True):
                 worker.restore(state)
-            self.traffic, self.records = Traffic(**packet["traffic"]), packet["records"]
+            self.traffic, self.records = Traffic(**packet["traffic"]), list(packet["records"])
             self.number = int(packet["step"])
         except (KeyError, TypeError, ValueError, AttributeError, WireError) as error:
             raise WireError(f"resume: the state of another training or version ({error})") from error

@@ -1,7 +1,7 @@
 """Bins: every entry as the mean of those that fall into its bin.
 
 Sarfi, Thérien, Lidin, Belilovsky, "Communication Efficient LLM Pre-training with SparseLoCo", 2025,
-arXiv:2508.15706, whose 2-bit values these are, with four bins. The bins are those of hivemind's uniform quantiser.
+arXiv:2508.15706, whose values of 2 bits these are, with four bins.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ class Bins(Codec):
     contraction. ``ChunkTopK(64, values=Bins(4))`` sends the numbers of all layers in one stream. Raises ``ValueError``
     for ``levels`` outside 2 to 256.
 
-    Differences from the paper: the paper says 2 bits, and no more. The bins are those of the authors' code. There a
-    number of a bin takes its 2 bits, or 8, a layer has a float for each bin, in use or not, and one for its mean, which
-    is part of the means of bins here. The standard deviation is computed in 64 bits.
+    Differences from the paper: the paper says 2 bits, and no more. Where bins lie, and that they are read as means, is
+    how uniform quantisers of this field do it, and as the authors' code is described; it was not run beside this. There
+    a number of a bin takes its 2 bits, or 8, a layer has a float for each bin, in use or not, and one for its mean,
+    which is part of the means of bins here. The standard deviation is computed in 64 bits.
     """
 
     paper = "Sarfi, Thérien, Lidin, Belilovsky, 2025, arXiv:2508.15706"

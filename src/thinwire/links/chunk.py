@@ -80,8 +80,8 @@ class ChunkTopK(Link):
 
     A layer is the matrix [first dimension, all others]. All layers of one dimension together are one vector, whose
     chunks are runs of chunk^2 entries. With ``rows`` a chunk is ``chunk`` entries of a row, or of that vector. Of a
-    smaller chunk, at an edge, the same share is sent, rounded up. Positions are coded in the order of chunks, so that
-    the adaptive coder sees that each has the same number. ``values`` is the codec of what is kept; the bins of
+    smaller chunk, at an edge, the same share is sent, rounded up. Positions are coded in the order of chunks, in which
+    gaps between them are short and alike. ``values`` is the codec of what is kept; the bins of
     ``values=Bins(4)`` are sent in one stream for all layers. Zeros are not sent. Of equal magnitudes those that come
     first are. Raises ``ValueError`` for ``k`` or ``chunk`` below 1 and a ``k`` above the entries of a chunk.
 

@@ -31,7 +31,7 @@ class DCT(Wrapper):
     holds. Raises ``ValueError`` for ``chunk`` below 1.
 
     Differences from the paper: its code takes, of each side, the largest divisor that is no larger than ``chunk``; here
-    the last chunk is smaller. It refuses layers of more than two dimensions.
+    the last chunk is smaller. That code refuses layers of more than two dimensions, and cuts none into a matrix.
     """
 
     paper = "Peng, Quesnelle, Kingma, 2024, arXiv:2411.19870"

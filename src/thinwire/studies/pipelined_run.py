@@ -129,12 +129,12 @@ class PipelinedRun(Run[dict[str, Tensor]]):
         """All ranks' parts, on every rank."""
         training = self.training
         parts = training.state_dict() if isinstance(training, Simulation) else share(training.state_dict)
-        return {"step": self.number, "records": self.records, "parts": parts}
+        return {"step": self.number, "records": list(self.records), "parts": parts}
 
     def restore(self, packet: Packet) -> None:
         parts = packet["parts"]
         self.training.load_state_dict(parts if isinstance(self.training, Simulation) else parts[rank()])
-        self.number, self.records = int(packet["step"]), packet["records"]
+        self.number, self.records = int(packet["step"]), list(packet["records"])
         self._begin()
 
     def result(self) -> dict[str, Tensor]:
