@@ -30,7 +30,7 @@ from ..federated.own_tests import unpack_metrics
 from ..federated.pool import Pool, Work
 from ..federated.result import Record
 from ..federated.rounds import Pending, Rounds
-from ..federated.storage import Disk, Ends, InMemory, Unreadable
+from ..federated.storage import ClientStates, Disk, Ends, Unreadable
 from ..key import Key
 from ..run.folder import Folder
 from ..run.identity import data_digest
@@ -40,7 +40,7 @@ from ..wire import Packet, State, restore
 from .limits import find_usable, honest_sizes, warn_of_clipped, warn_of_weight
 from .setting import Setting
 
-KEPT = ("incarnation", "names", "sent", "rates", "secret", "marks", "owners")  # in a checkpoint, as they are
+STATE_FIELDS = ("incarnation", "names", "sent", "rates", "secret", "marks", "owners")  # in a checkpoint, as they are
 
 log = logging.getLogger("thinwire")
 
@@ -101,7 +101,7 @@ class Deployment(Rounds):
         slot.probe([] if tested is None else [tested], trains=False)
         super().__init__(algorithm, slot, clients, setting, tested)
         self.secret = secrets.token_hex(32)  # clients are told the seed
-        self.unanswered = InMemory(self._sent_ends)  # what `pending` was at the end of the round of a call
+        self.unanswered = ClientStates(self._sent_ends)  # what `pending` was at the end of the round of a call
         if states is not None:
             self.states, self.unanswered = Disk(self.ends, states), Disk(self._sent_ends, states / "unanswered")
         self.pool = Pool(slot, 1, Work(algorithm, self.up, (), self.stream.view, self.ends().own))
@@ -329,13 +329,9 @@ class Deployment(Rounds):
 
     def _refuse(self, client: int, error: Exception) -> None:
         self.refused += 1
-        log.warning(
-            "round %d: the answer of client %d was refused, the server cannot use it: %s",
-            *(self._key().round, client, error),
-            exc_info=None
-            if isinstance(error, ThinwireError)
-            else error,  # of another the log shows where it was raised
-        )
+        raised = None if isinstance(error, ThinwireError) else error  # of another the log shows where it was raised
+        text = "round %d: the answer of client %d was refused, the server cannot use it: %s"
+        log.warning(text, self._key().round, client, error, exc_info=raised)
 
     def _key(self) -> Key:
         require(self.key is not None, "no round has begun")
@@ -387,12 +383,12 @@ class Deployment(Rounds):
 
     def state(self) -> dict[str, State]:
         """Everything, for a checkpoint between two rounds."""
-        mine = {name: getattr(self, name) for name in KEPT}
+        mine = {name: getattr(self, name) for name in STATE_FIELDS}
         return {**super().state(), **mine, "unanswered": self.unanswered.state()}
 
     def restore(self, packet: Packet) -> None:
         """Continue from what :meth:`state` gave, after bytes and back."""
         super().restore(packet)
-        vars(self).update({name: packet[name] for name in KEPT})
+        vars(self).update({name: packet[name] for name in STATE_FIELDS})
         self.sent = {client: restore(sent, Sent(0, 0, 0.0, 0)) for client, sent in packet["sent"].items()}
         self.unanswered.load(packet["unanswered"])

@@ -25,7 +25,7 @@ from .ledger import Ledger
 from .own_tests import Metrics, Model, evaluate_models, over_clients
 from .pool import Plan, Pool
 from .result import Predicting, Record, Result
-from .storage import InMemory
+from .storage import ClientStates
 
 
 class Evaluation(Run[Result]):
@@ -36,7 +36,7 @@ class Evaluation(Run[Result]):
     algorithm: Algorithm
     slot: Slot
     server: State
-    states: InMemory
+    states: ClientStates
     buffers: Params | None  # norm statistics that are averaged
     initial_buffers: Params | None
     round: int

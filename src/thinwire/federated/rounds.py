@@ -39,7 +39,7 @@ from .messages import Form, Message, forms
 from .pool import Plan
 from .result import Record, Result
 from .setting import ClientsSetting
-from .storage import Ends, InMemory
+from .storage import ClientStates, Ends
 from .stream import Parcel, Stream
 from .views import Views, fewer
 
@@ -89,7 +89,7 @@ class Rounds(Evaluation):
         self.stream = self._downlink(down)
         self.model_digest = model_digest(slot.module)
         self.digest = run_digest(algorithm, self.model_digest, seed, num_clients, known)
-        self.states = InMemory(self.ends)
+        self.states = ClientStates(self.ends)
         self.round, self.clock = 0, 0.0
         self.plan: Plan | None = None
         self.ledger, self.records = Ledger(), list[Record]()

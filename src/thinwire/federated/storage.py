@@ -42,7 +42,7 @@ class Stored(NamedTuple):
     ends: Ends
 
 
-class InMemory:
+class ClientStates:
     """Ends in a dict."""
 
     def __init__(self, fresh: Callable[[], Ends]) -> None:
@@ -94,7 +94,7 @@ class InMemory:
         """The checkpoint is on disk."""
 
 
-class Disk(InMemory):
+class Disk(ClientStates):
     """Ends in files under ``folder``, one a client and version; an index of versions in memory."""
 
     def __init__(self, fresh: Callable[[], Ends], folder: Path, writes: bool = True) -> None:
