@@ -272,7 +272,7 @@ def arms() -> list[Arm]:
             found.append(arm("optimisers", row, inner, seeds=(0,)))
         own = f"{row}, 2 of 4 recycled"
         found.append(arm("optimisers", own, around, seeds=(0,), **_own(own)))
-    return found
+    return found + alike()
 
 
 THROUGH = ("FedAvgM, .6", "FedACG")  # whose recycled updates went through the momentum again
@@ -285,6 +285,6 @@ def _own(row: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    once = [one for one in alike() if one.setting["name"] == "ResNet-20"]
-    rows = units.thrice([*arms(), *(one for one in alike() if one not in once)])
+    once = [one for one in arms() if one.setting["name"] == "ResNet-20"]
+    rows = units.thrice([one for one in arms() if one.setting["name"] != "ResNet-20"])
     units.main([*rows, *once], Path(__file__).parent / "results" / "claims.jsonl", str(__doc__))
