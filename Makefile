@@ -1,6 +1,7 @@
 # make demo   compare seven methods on 20 clients, two seeds each; curves, bytes and a report in runs/demo
-# make test   lint, types and tests
-# make test-fast   ruff, and each test that is not slow once, with its first parameters: two minutes
+# make test   lint, types, and every test that is not slow: ten minutes at most
+# make test-fast   ruff, and each of these once, with its first parameters
+# make slow   what make test leaves out: the slow tests, and those of make deployments
 # make help   these lines
 # make deployments   the tests that start Flower's own processes, torchrun, a compiler, a browser and benchmarks
 # make soak   the long tests
@@ -42,7 +43,7 @@ JOBS ?= $(shell expr `getconf _NPROCESSORS_ONLN` + 1)
 MOST_JOBS ?= 4
 TOGETHER := -n $(JOBS) --maxprocesses $(MOST_JOBS)
 
-.PHONY: demo help test test-fast deployments lint soak golden docs sanitize pipeline federation wheel clean
+.PHONY: demo help test test-fast slow deployments lint soak golden docs sanitize pipeline federation wheel clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.installed-cli,plots,data
@@ -62,19 +63,25 @@ demo: .venv/.installed-cli,plots,data
 	@echo "the report, to open in a browser:"
 	@$(BIN)/thinwire report $(DEMO_OUT)
 
+QUICK := not slow and not soak and not deployment
+
 # A file's tests stay in one process, which starts what they share once.
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/pytest $(TOGETHER) --dist loadfile --no-loadscope-reorder $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/pytest $(TOGETHER) --dist loadfile --no-loadscope-reorder -m "$(QUICK)" $(ARGS)
 
-# For the loop of a day: nine tests of ten, each once. Those that are marked slow take most of the time of all.
+# For the loop of a day.
 test-fast: .venv/.installed-dev
 	$(BIN)/ruff check --quiet
-	OMP_NUM_THREADS=1 $(BIN)/pytest -q $(TOGETHER) --dist loadfile --first -m "not slow and not soak and not deployment" $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q $(TOGETHER) --dist loadfile --first -m "$(QUICK)" $(ARGS)
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 
-# Several at once, each process with a federation of its own: Flower's processes wait more than they compute.
+# Processes of federations wait more than they compute, so what computes goes beside them.
+slow: .venv/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/pytest $(TOGETHER) --dist worksteal -m "(slow or deployment) and not soak" $(ARGS)
+
+# Several at once, each process with a federation of its own.
 deployments: .venv/.installed-dev
 	$(BIN)/pytest $(TOGETHER) --dist worksteal -m "deployment and not soak" $(ARGS)
 

@@ -111,6 +111,7 @@ def none() -> Iterator[None]:
     yield
 
 
+@pytest.mark.slow
 @each
 @pytest.mark.parametrize("method", METHODS, ids=repr)
 def test_a_live_module_keeps_its_type_place_and_layout_and_trains_to_the_same_bits(

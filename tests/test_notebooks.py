@@ -26,6 +26,7 @@ def test_there_are_three_notebooks() -> None:
     assert [path.stem for path in NOTEBOOKS] == ["first-comparison", "first-method", "look-at-a-run"]
 
 
+@pytest.mark.slow
 @each
 def test_the_cells_of_a_notebook_run_as_they_are(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -76,6 +76,7 @@ def test_all_bytes_stay_within_the_share_of_fedavgs(whole: tw.Result) -> None:
     assert {entry.direction for entry in whole.ledger.of(round=1)} == {"up", "down"}  # first contacts are in it
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("budget", "sample"), [(0.02, 1), (0.3, 6)])
 def test_other_budgets_and_cohorts_hold_too(budget: float, sample: int) -> None:
     rounds = 2
@@ -359,6 +360,7 @@ def test_low_rank_gets_low_rank_and_a_large_budget_gets_plain_floats() -> None:
     assert Auto(1.0, LOCAL).method(wide) == tw.Averaged(FedAvg(LOCAL), 0.8)
 
 
+@pytest.mark.slow
 def test_the_downlink_gets_more_where_the_model_moves_further_while_a_client_is_away() -> None:
     found = measured(None)
     far = found._replace(movement=found.movement * 10.0)
@@ -368,6 +370,7 @@ def test_the_downlink_gets_more_where_the_model_moves_further_while_a_client_is_
     assert near.up.bytes > wide.up.bytes
 
 
+@pytest.mark.slow
 def test_the_uplink_gets_more_where_updates_have_in_common_what_a_codec_leaves_out() -> None:
     found = measured(None)
     alike = found._replace(changes=[found.changes[0]] * 2)
@@ -423,6 +426,7 @@ def test_a_run_with_dropouts_spends_the_share_of_what_fedavg_sends_with_the_same
     assert 0.085 * dense < spent < 0.105 * dense  # the average holds: of 36 replies some more or less are lost
 
 
+@pytest.mark.slow
 def test_a_split_stays_unless_another_is_better_by_a_twentieth() -> None:
     method, found = Auto(0.1, LOCAL), measured(2)
     first = method.choose(found, tw.Key(0)).choice
@@ -457,6 +461,7 @@ def test_a_second_choice_leaves_room_for_a_codec_whose_packets_have_one_length(c
         assert again.up.bytes + again.down.bytes + sum(found.fixed) <= whole + 9_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("absolute", [False, True])
 def test_halves_are_taken_only_where_they_fit_layers_and_all(absolute: bool) -> None:
     # 40 layers of 8 entries: 640 bytes of halves, and 124 of structure.

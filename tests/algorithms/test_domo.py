@@ -17,6 +17,7 @@ LOCAL = LocalSGD(lr=0.1, batch=16, momentum=0.6)
 HALF = Momentum(0.5, beta=0.9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("intra", [False, True])
 @pytest.mark.parametrize(
     "options",

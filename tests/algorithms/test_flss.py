@@ -114,6 +114,7 @@ def test_the_first_basis_is_that_of_the_decomposition_of_the_first_updates(start
     np.testing.assert_allclose(np.abs(np.diag(left[:, :rank].T @ matrix(server.rows))), np.ones(rank), atol=2e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decay", [1.0, 0.7, 0.3])
 @pytest.mark.parametrize(("rank", "d"), [(4, 60), (1, 10), (3, 270_000)])
 def test_ten_streaming_steps_are_those_of_numpys_decomposition(rank: int, d: int, decay: float) -> None:
@@ -402,6 +403,7 @@ def test_a_client_that_was_away_is_billed_for_what_it_got() -> None:
 # -- learning, and what is refused ---------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", ["", ", store='bfloat16', project='gradient', decay=0.7"])
 def test_digits_are_learnt_with_a_third_of_the_rounds_full(more: str) -> None:
     tasks, test = handwriting()

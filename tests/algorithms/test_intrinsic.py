@@ -154,6 +154,7 @@ def test_the_servers_momentum_ends_with_its_epoch() -> None:
 # -- reductions -------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [mlp, normed])
 @pytest.mark.parametrize("basis", [Identity(), Shuffled()], ids=repr)
 def test_a_square_orthonormal_matrix_makes_it_fedavg(basis: Basis, model: Any) -> None:
@@ -359,6 +360,7 @@ def test_statistics_travel_beside_the_coefficients() -> None:
 # -- learning, and what is refused ------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["150, subspaces=2", "300, varying=True, epoch=5", "300, basis=PerTensor()"])
 def test_digits_are_learnt_in_a_third_of_the_dimensions(form: str) -> None:
     tasks, test = handwriting()

@@ -133,6 +133,7 @@ def three_kernels(*values: float) -> Params:
 #       for i in order: share *= p[i] / rest; rest -= p[i]
 #       for i in order: drawn[i] += share
 # For |update| = (1, 1, 4) and select="gradient-norm" the same with s = |update|.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("select", "recycle", "update", "expected"),
     [
@@ -255,6 +256,7 @@ def test_recycling_every_layer_is_refused_with_the_largest_number(layers: Any, r
 # -- recycled layers downwards -----------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "inner", [FedAvg(LOCAL), FedAvg(LOCAL, opt=SGD(0.7)), FedProx(mu=0.1, local=LOCAL), FedAvg(LOCAL, up=COMPRESSED)]
 )
@@ -347,6 +349,7 @@ def looked_at(expression: str, **fields: Any) -> Any:
             yield rate, x, last, before, unsent, method.model(run.server), run.server.last, kept()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("expression", STATEFUL)
 def test_a_recycled_layer_steps_by_its_last_raw_update_and_nothing_else_that_is_kept_of_it_moves(
     expression: str,
@@ -364,6 +367,7 @@ def test_a_recycled_layer_steps_by_its_last_raw_update_and_nothing_else_that_is_
     assert recycled == 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("expression", STATEFUL)
 def test_with_past_false_what_is_recycled_goes_through_the_momentum_again(expression: str) -> None:
     moved = 0
@@ -407,6 +411,7 @@ def test_clients_of_domo_infer_the_momentum_that_the_server_keeps_where_layers_a
             assert torch.allclose(held.flat, kept.flat, rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "inner", ["FedAvg(opt=SGD(0.7))", "FedAvg(opt=MajorityVote(0.01))", "FedMut()", "SCAFFOLD()", "FedDC()", "FedGen()"]
 )

@@ -49,6 +49,7 @@ class Reader(nn.Module):
         return scores
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layer", [None, "rows", "mix", "head", ""])
 def test_moon_takes_the_features_of_any_layer_of_any_module(layer: str | None) -> None:
     plain = trained(FedAvg(LOCAL), Reader, sample=None)

@@ -132,6 +132,7 @@ def turned() -> tuple[list[Supervised], list[Supervised]]:
 
 
 # Chance is a third, and the shared model is right for .34 to .39.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("expression", "least"),
     [
@@ -155,6 +156,7 @@ def test_a_clients_own_model_is_better_than_the_shared_one_where_classes_differ(
     assert result.rounds[-1]["client_accuracy"] > least
 
 
+@pytest.mark.slow
 def test_norms_at_home_are_better_than_shared_ones_where_inputs_differ() -> None:
     generator, train, test = torch.Generator().manual_seed(3), [], []
     classes = torch.randn(6, 3, generator=generator)

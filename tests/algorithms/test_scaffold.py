@@ -63,6 +63,7 @@ def test_two_rounds_of_scaffold_are_those_worked_out_by_hand(
             assert run.states.get(1).own.state.flat.tolist() == approx(c_1[t])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "up",
     [Dense(), TopK(0.05), COMPRESSED, Half(), RandK(0.2), LBGM(threshold=0.7), EF21(TopK(0.1))],

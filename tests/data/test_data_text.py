@@ -97,6 +97,7 @@ def test_ag_news_is_read_word_by_word(data_dir: Path) -> None:
     assert first[6] == first[18]  # talks
 
 
+@pytest.mark.slow
 def test_sst2_is_tested_on_its_development_part(data_dir: Path) -> None:
     # the same with s.split() for cut(s) and 48 for 64; the sha256 of the arrays as they are
     reviews = real("sst2", data_dir)

@@ -44,6 +44,7 @@ def test_the_model_is_the_same_and_nobody_is_sent_the_start(text: str) -> None:
         assert known.rounds[1]["down_payload"] < sent.rounds[1]["down_payload"] - 300
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", ["sent", "known"])
 @pytest.mark.parametrize("text", METHODS)
 def test_clients_elsewhere_make_the_start_themselves(text: str, start: Start, tmp_path: Path) -> None:

@@ -79,6 +79,7 @@ def own(record: dict[str, Any]) -> dict[str, Any]:
 # -- on a deployment --------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("expression", METHODS)
 def test_a_round_begins_with_the_models_that_a_simulation_evaluates_after_the_round_before(
     expression: str, tmp_path: Path

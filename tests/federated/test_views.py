@@ -229,6 +229,7 @@ def test_replies_that_are_lost_leave_a_run_that_goes_on(tmp_path: Path) -> None:
 # -- clients elsewhere ------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", ["sent", "known"])
 @pytest.mark.parametrize("text", METHODS)
 def test_clients_elsewhere_are_sent_what_a_simulation_sends(text: str, start: Start, tmp_path: Path) -> None:
@@ -327,6 +328,7 @@ def delivered(text: str, start: Start, seed: int, folder: Path) -> list[torch.Te
     return models
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("start", "seed"), [("sent", 1), ("known", 3)])
 def test_what_is_lost_or_late_leaves_the_streams_model_bit_for_bit(start: Start, seed: int, tmp_path: Path) -> None:
     stream, own = (

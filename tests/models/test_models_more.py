@@ -195,6 +195,7 @@ def test_texts_of_many_clients_can_be_computed_together() -> None:
 # ---- they learn ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     ["resnet9", "resnet56", "resnet56_group", "vgg16", "vgg16_group", "vgg16_none", "vgg_small"],

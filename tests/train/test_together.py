@@ -55,6 +55,7 @@ CODED = [f"FedAvg(up={next(iter(row.laws))})" for row in LINKS if row.name != "P
 SENT = [f"FedAvg(down={text})" for row in LINKS for text, (_, said) in list(row.laws.items())[:1] if "a" in said]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("expression", [*EXPRESSIONS, *CODED, *SENT])
 def test_parameters_of_no_entry_and_of_one_are_trained_by_every_method_and_link_in_either_plan(expression: str) -> None:
     method = tw.parse(expression, {"lr": 0.2, "batch": 8})
