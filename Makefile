@@ -1,7 +1,7 @@
 # make demo   compare seven methods on 20 clients, two seeds each; curves, bytes and a report in runs/demo
 # make test   lint, types, and every test that is not slow: ten minutes at most
 # make test-fast   ruff, and each of these once, with its first parameters
-# make slow   what make test leaves out: the slow tests, and those of make deployments
+# make slow   the slow tests
 # make help   these lines
 # make deployments   the tests that start Flower's own processes, torchrun, a compiler, a browser and benchmarks
 # make soak   the long tests
@@ -77,9 +77,8 @@ test-fast: .venv/.installed-dev
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 
-# Processes of federations wait more than they compute, so what computes goes beside them.
 slow: .venv/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/pytest $(TOGETHER) --dist worksteal -m "(slow or deployment) and not soak" $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/pytest $(TOGETHER) --dist loadfile --no-loadscope-reorder -m "slow and not soak and not deployment" $(ARGS)
 
 # Several at once, each process with a federation of its own.
 deployments: .venv/.installed-dev

@@ -50,7 +50,12 @@ BY_HAND = {expression: points for row in ROWS for expression, points in row.by_h
 REFUSED = {expression: said for row in ROWS for expression, said in row.refused.items()}
 PAYLOAD = {expression: sizes for row in ROWS for expression, sizes in row.payload.items()}
 
-each_expression = pytest.mark.parametrize("expression", TRAINED, ids=str)
+FURTHER = {expression for row in ROWS for expression in row.trained[2:]}
+each_expression = pytest.mark.parametrize(
+    "expression",
+    [pytest.param(text, marks=[pytest.mark.slow] * (text in FURTHER)) for text in TRAINED],
+    ids=str,
+)
 
 
 # -- one straight run of each -------------------------------------------------------------

@@ -345,6 +345,7 @@ def drawn(method: Method, common: float, ranks: int, steps: int, size: int = 409
     return team, traffic
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [DEF(16), DEF(16, scope="tensor"), DEFA(tw.TopK(0.1)), DEF(tw.RandK(0.1))])
 @pytest.mark.parametrize(
     ("common", "ranks", "best"), [(0.0, 2, 0.5), (0.0, 8, 0.125), (0.5, 2, 0.75), (0.5, 4, 0.625), (1.0, 3, 1.0)]

@@ -65,7 +65,12 @@ class Row(NamedTuple):
 
 
 ROWS = [Row(tw.parse(text), *law) for row in LINKS for text, law in row.laws.items()]
-every = pytest.mark.parametrize("row", ROWS, ids=lambda row: repr(row.link))
+FURTHER = {repr(tw.parse(text)) for row in LINKS for text in list(row.laws)[3:]}  # settings of a link that has three
+every = pytest.mark.parametrize(
+    "row",
+    [pytest.param(row, marks=[pytest.mark.slow] * (repr(row.link) in FURTHER)) for row in ROWS],
+    ids=lambda row: repr(row.link),
+)
 means = [row for row in ROWS if "l" in row.flags and not set("eh") & set(row.flags)]
 linear = pytest.mark.parametrize("row", means, ids=lambda row: repr(row.link))
 MEDIANS = [row.link for row in ROWS if "h" in row.flags]
@@ -410,6 +415,7 @@ def test_a_contraction_keeps_a_part_of_whatever_it_is_given(
 TWENTY = torch.arange(1.0, 21.0) * torch.tensor([1.0, -1.0] * 10)  # |x| = 53.572, max 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("text", "most"), settings_of("unbiased"))
 def test_what_is_seen_is_the_vector_on_average(text: str, most: float) -> None:
     # Rounding to multiples of d has a variance of at most d^2 / 4: five standard errors of 10,000 draws are 0.025 d.
