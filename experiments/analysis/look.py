@@ -32,6 +32,10 @@ JOBS: dict[str, list[str]] = {
         'run "FedAvg()" --data digits --clients 1 --rounds 60 --lr 0.1 --record gradients --out DIR',
         "look gradients DIR",
     ],
+    "by_layer": [
+        'run "FedAvg()" --data mnist --model mlp --clients 1 --rounds 60 --lr 0.01 --record gradients --out DIR',
+        "look gradients DIR --momentum 0.9 --by-layer",
+    ],
     "look_back": [
         'run "FedAvg(up=Layerwise(LBGM(threshold=0.4)))" --data digits --clients 10 --rounds 40 --lr 0.1 '
         "--record looks --out DIR",
@@ -85,6 +89,7 @@ JOBS: dict[str, list[str]] = {
 }
 FIGURES = {
     "gradients": ("components", "overlap", "cosines"),
+    "by_layer": ("by_layer",),
     "look_back": ("look_back",),
     "layers": ("layers",),
     "subspace": ("subspace",),
