@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,8 +11,8 @@ import pytest
 import torch
 from torch import Size, nn
 
-import thinwire as tw
 from thinwire.errors import RunError
+from thinwire.federated.setting import Setting
 from thinwire.local import LocalSGD
 from thinwire.look.measured import Measured, Point, Trained, Watched, descend, measure, ways
 from thinwire.look.theorems import (
@@ -32,6 +31,7 @@ from thinwire.look.theorems import (
 )
 from thinwire.look.theory import Federated, Theory
 from thinwire.params import Layout, Params
+from thinwire.studies import KINDS
 from thinwire.studies.read import RecordedRun, arms
 from thinwire.task import Supervised
 
@@ -146,10 +146,12 @@ def test_ways_are_the_models_after_every_step_of_sgd() -> None:
         assert torch.stack(path).numpy() == pytest.approx(np.array(expected), abs=1e-5)
 
 
-def constants(**values: float) -> Any:
-    """Constants as they were measured, and F = 3 at the start."""
+def constants(**values: float) -> Measured:
+    """Constants as if they had been measured, and F = 3 at the start."""
     apart = values.pop("apart", 0.0)
-    return SimpleNamespace(points=[None], loss=lambda _: 3.0, apart=lambda *_: apart, weights=[0.5, 0.5], **values)
+    fixed = {**values, "loss": lambda *_: 3.0, "apart": lambda *_: apart}
+    start = Point(0, Params(Layout(("a",), (Size([1]),)), torch.zeros(1)), [3.0], [torch.zeros(1)], [0.0], [0.0])
+    return type("Constants", (Measured,), fixed)([start], [1.0])
 
 
 def of(rows: list[Any]) -> dict[str, Any]:
@@ -263,7 +265,8 @@ def test_the_inconsistency_of_domo_is_that_of_the_listing(alpha: float, beta: fl
 
 
 def test_rho_is_what_is_left_of_the_loss_in_the_worst_and_the_middle_subspace() -> None:
-    point = Point(0, None, [2.0], [torch.tensor([3.0, 4.0])], [1.5], [0.0], 7.0)  # type: ignore[arg-type]
+    x = Params(Layout(("a",), (Size([2]),)), torch.zeros(2))
+    point = Point(0, x, [2.0], [torch.tensor([3.0, 4.0])], [1.5], [0.0], 7.0)
     measured = Measured([point], [1.0])
     rows = intrinsic(measured, [1.0, 0.2, 0.4, 0.6], 0.5, 3, 8)
     assert [(r.value, r.beside) for r in rows[:2]] == [(0.5, 0.25), (0.2, 0.25)]
@@ -306,11 +309,10 @@ METHODS = (
 def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of each method that has a theorem, everything recorded."""
     out = tmp_path_factory.mktemp("theory") / "study"
-    study = tw.studies.KINDS["federated"]
-    found = study(
-        list(METHODS), data="digits", clients=3, rounds=4, setting=tw.Setting(record="all", evaluate_every=1), out=out
+    study = KINDS["federated"](
+        METHODS, data="digits", clients=3, rounds=4, setting=Setting(record="all", evaluate_every=1)
     )
-    found.run()
+    study.run(out)
     return out
 
 
