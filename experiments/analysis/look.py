@@ -33,7 +33,7 @@ THEORY = {  # methods that have theorems
     "luar": "LUAR(FedAvg(), recycle=1, layers='tensors')",
     "flss": "FLSS(FedAvg(), rank=5, start=20, every=2)",
     "domo": "DOMO(opt=Momentum(0.1), local=LocalSGD(0.05, steps=5, momentum=0.6))",
-    "intrinsic": "Intrinsic(200, opt=SGD(0.1))",
+    "intrinsic": "Intrinsic(200)",
 }
 JOBS: dict[str, list[str]] = {
     "gradients": [

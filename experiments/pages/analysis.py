@@ -46,11 +46,16 @@ def theory(method: str) -> list[str]:
     rows = []
     for one in line["quantities"]:
         value, beside = ("-" if x is None else f"{x:.3g}" for x in (one["value"], one["beside"]))
-        of, _, where = one["theorem"].partition(", ")
-        rows.append([where, one["name"], one["meaning"], value, f"{one['how']} {beside}" if one["how"] else ""])
-    return markdown(
-        ["of", "what", "meaning", "value", "beside"], [[c.replace("|", "\\|") for c in r] for r in rows], (0, 1, 2, 4)
-    )
+        where = one["theorem"].partition(", ")[2]
+        cells = [
+            where,
+            one["name"],
+            one["meaning"],
+            value,
+            f"{one['how']} {beside}" if one["beside"] is not None else "",
+        ]
+        rows.append([cell.replace("||", "‖") for cell in cells])
+    return markdown(["of", "what", "meaning", "value", "beside"], rows, (0, 1, 2, 4))
 
 
 for name in ("lbgm", "luar", "flss", "domo", "intrinsic", "def"):

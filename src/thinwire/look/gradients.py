@@ -231,12 +231,12 @@ class Reading(NamedTuple):
 class Gradients(Look[Reading]):
     """Needs a run with --record gradients (components), looks (LBGM's tests), or all."""
 
-    squares: bool = option(False, "Shares of the squared singular values, in place of the paper's values.")
     momentum: Decay | None = option(None, "With --by-layer: a momentum over the gradients first; the paper's is 0.9.")
     by_layer: bool = option(
         False,
         "Count also as the paper's published figures do: layer by layer, centred, by squares; mean and deviation.",
     )
+    squares: bool = option(False, "Shares of the squared singular values, in place of the paper's values.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

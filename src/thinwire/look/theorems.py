@@ -312,7 +312,14 @@ def def_(
     return [
         Quantity("DEF, Assumption 2.3.1", "sigma^2", "variance of a worker's gradient", noise),
         Quantity("DEF, Assumption 2.3.2", "M^2", "largest ||grad F||^2", whole),
-        Quantity("DEF, Remark", "sigma^2 / M^2", "noise beside the gradient", noise / whole if whole else None, 0.3, "the thesis'"),
+        Quantity(
+            "DEF, Remark",
+            "sigma^2 / M^2",
+            "noise beside the gradient",
+            noise / whole if whole else None,
+            0.3,
+            "the thesis'",
+        ),
         Quantity(
             "DEF, Equation 2-9",
             "||e - lambda e_k||^2",
