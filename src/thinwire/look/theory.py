@@ -251,7 +251,7 @@ class Theory(Look[Reading]):
         5, "Models of the run that are measured, the first and last among them."
     )
     batches: Count = option(8, "Mini-batches of each client at each of them.")
-    descent: Count = option(30, "Steps towards a minimum that a theorem speaks of: FLSS's Gamma, Intrinsic's rho.")
+    descent: Count = option(100, "Steps towards a minimum that a theorem speaks of: FLSS's Gamma, Intrinsic's rho.")
     draws: Count = option(4, "Subspaces that are drawn for Intrinsic's rho.")
     task: str | None = option(None, OWN_TASK)
 
