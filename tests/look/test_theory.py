@@ -9,10 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Size, nn
 
+from thinwire.dice import seeded
 from thinwire.errors import RunError
 from thinwire.federated.setting import Setting
+from thinwire.key import Key
 from thinwire.local import LocalSGD
 from thinwire.look.measured import Measured, Point, Trained, Watched, descend, measure, ways
 from thinwire.look.theorems import (
@@ -99,7 +102,7 @@ def test_constants_are_those_of_the_losses_by_numpy() -> None:
 
 
 def test_the_noise_of_a_mini_batch_is_the_variance_of_an_example_s_gradient() -> None:
-    found, models, x, y = seen(LocalSGD(0.1, batch=1), batches=150)
+    found, models, x, y = seen(LocalSGD(0.1, batch=1), batches=80)
     for point, m in zip(found.points, models, strict=True):
         for k in range(3):
             _, g = softmax_gradients(m[:12].reshape(3, 4), m[12:], x[k], y[k])
@@ -310,7 +313,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of each method that has a theorem, everything recorded."""
     out = tmp_path_factory.mktemp("theory") / "study"
     study = KINDS["federated"](
-        METHODS, data="digits", clients=3, rounds=4, setting=Setting(record="all", evaluate_every=1)
+        METHODS, data="digits", clients=3, rounds=3, setting=Setting(record="all", evaluate_every=1)
     )
     study.run(out)
     return out
@@ -322,19 +325,19 @@ def run_of(study: Path, place: int) -> RecordedRun:
 
 @pytest.mark.slow
 def test_every_method_that_has_a_theorem_fills_it_in(study: Path, tmp_path: Path) -> None:
-    look = Theory(points=3, batches=2, descent=3, draws=2)
+    look = Theory(points=3, batches=1, descent=2, draws=2)
     for place, name in enumerate(("LBGM", "LUAR", "FLSS", "DOMO", "Intrinsic")):
         reading = look.read(run_of(study, place))
         assert {row.theorem.partition(",")[0] for row in reading.rows} == {name}
         for row in reading.rows:
             assert row.value is not None
             assert row.value >= 0
-        (path,) = look.draw(reading, tmp_path / name)
-        assert path.exists()
         assert len(json.dumps(look.values(reading))) > 100
         table, sentence = look.rows(reading)
         assert len(table.cells) == len(reading.rows)  # type: ignore[union-attr]
         assert "largest that were seen" in str(sentence)
+    (path,) = look.draw(reading, tmp_path)
+    assert path.exists()
 
 
 @pytest.mark.slow
@@ -365,3 +368,34 @@ def test_a_run_that_lacks_what_a_theorem_needs_is_refused(study: Path) -> None:
     )
     with pytest.raises(RunError, match="--record models"):
         Theory(points=2).read(gone)
+
+
+@pytest.mark.slow
+def test_def_s_constants_are_those_of_its_first_and_its_last_model(tmp_path: Path) -> None:
+    study = KINDS["data-parallel"](
+        ("DEF(16)", "EF21(16)"), data="digits", workers=2, steps=4, evaluate_every=2, lr=0.05
+    )
+    study.run(tmp_path / "study")
+    run, other = (arm.runs[0] for arm in arms([tmp_path / "study"]))
+    problem = study.problem(0)
+    whole = []
+    for trained in (False, True):
+        with seeded(Key(0).number("model") % (1 << 32)):
+            module = problem.model() if not isinstance(problem.model, nn.Module) else problem.model
+        if trained:
+            module.load_state_dict(load_file(run.path / "model.safetensors"))
+        task: Any = problem.tasks[0]
+        batch = task.batch(torch.arange(len(task)))
+        nn.functional.cross_entropy(module(batch[0]), batch[1]).backward()
+        whole.append(sum(float(p.grad.double().square().sum()) for p in module.parameters() if p.grad is not None))
+        module.zero_grad()
+    look = Theory(batches=2)
+    reading = look.read(run)
+    rows = of(reading.rows)
+    assert rows["M^2"].value == pytest.approx(max(whole), rel=1e-4)
+    assert rows["sigma^2"].value is not None
+    assert rows["sigma^2"].value > 0
+    assert (rows["||e - lambda e_k||^2"].value, rows["||e - lambda e_k||^2"].beside) == detached(run.rounds)
+    assert [path.name for path in look.draw(reading, tmp_path)] == ["theory.png"]
+    with pytest.raises(RunError, match="of data-parallel methods DEF has a theorem here"):
+        look.read(other)
