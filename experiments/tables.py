@@ -41,7 +41,7 @@ PAGES = [
     "docs/measured/personal.md",
     "docs/measured/pipeline.md",
     "docs/methods/auto.md",
-    "docs/methods/luar.md",
+    *(f"docs/methods/{name}.md" for name in ("def", "domo", "flss", "intrinsic", "lbgm", "luar")),
     "docs/methods/transform-coding.md",
 ]
 MARK = re.compile(r"<!-- table: (\S+) -->\n((?:\|.*\n)*)")

@@ -610,6 +610,7 @@ LINKS = [
             "LBGM(threshold=0.2)": (1_420, "cm"),
             "LBGM(threshold=1.0)": (1_420, "m"),
             "LBGM(TopK(0.1), threshold=0.4)": (370, "m"),
+            "LBGM(threshold=0.9, delta=0.5)": (1_420, "cm"),
             "LBGM(ErrorFeedback(TopK(0.1)), threshold=0.8)": (370, "m"),
             "LBGM(RandK(0.5, unbiased=True), threshold=0.9)": (900, "m"),
             "LBGM(Partition({'*.bias': Dense(), '*': ErrorFeedback(TopK(0.1))}), threshold=0.5)": (400, "m"),

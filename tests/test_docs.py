@@ -1084,6 +1084,26 @@ def test_what_the_page_of_the_thesis_says_of_def_in_words_is_in_its_lines():
 
 
 @pytest.mark.slow
+def test_what_the_page_of_lbgm_says_of_two_counts_is_in_its_line():
+    lines = list(map(json.loads, (ROOT / "experiments/analysis/results/look_digits.jsonl").read_text().splitlines()))
+    (line,) = (line for line in lines if line["job"] == "by_layer")
+    text, squares, centred, momentum, figures, orthogonal = line["counts"]
+    n99 = [count["counts"][1] for count in (text, squares, centred, momentum, orthogonal)]
+    gradients = line["progression"][-1][0]
+    page = said("docs/claims/lbgm.md")
+    for words in (
+        f"By the text {n99[0]} of {gradients} components hold 99 %",
+        f"By the published count a layer has {figures['counts'][1]:.1f} ± {figures['deviations'][1]:.1f}.",
+        f"Squares bring {n99[0]} down to {n99[1]}, and momentum brings {n99[2]} down to {n99[3]}",
+        f"would leave {n99[4]} of {gradients} for gradients",
+        f"in the mean, which is a squared sine of {1 - text['earlier'] ** 2:.2f}".replace("0.", "."),
+        f"nearest before it is {text['earlier']:.2f}".replace("0.", "."),
+        f"With momentum it is {figures['earlier']:.2f}".replace("0.", "."),
+        f"get {orthogonal['earlier']:.2f} by the momentum alone".replace("0.", "."),
+    ):
+        assert words in page
+
+
 def test_what_the_page_of_lbgm_says_in_words_is_in_its_lines():
     """On docs/claims/lbgm.md, docs/methods/lbgm.md, low-rank.md and sign.md; over the seeds that both rows have."""
     page, found = said("docs/claims/lbgm.md"), trained("lbgm")

@@ -2,7 +2,8 @@
 docs/measured/leakage.md.
 
 A job is commands of thinwire, the last of which looks. Its line has these commands, what the look found, and what made
-it. The figures are copied to ``--figures``. Minutes on two cores, all on the digits of scikit-learn.
+it. The figures are copied to ``--figures``. Minutes on two cores, on the digits of scikit-learn but for ``by_layer``
+(MNIST) and ``leakage_cifar10``.
 
     python experiments/analysis/look.py --figures docs/analysis
 """
@@ -27,10 +28,21 @@ from record import Line, code, found, hardware, replace
 from thinwire.cli import app
 
 INTO = Path(__file__).resolve().parent / "results"
+THEORY = {  # methods that have theorems
+    "lbgm": "FedAvg(up=LBGM(threshold=0.4))",
+    "luar": "LUAR(FedAvg(), recycle=1, layers='tensors')",
+    "flss": "FLSS(FedAvg(), rank=5, start=20, every=2)",
+    "domo": "DOMO(opt=Momentum(0.1), local=LocalSGD(0.05, steps=5, momentum=0.6))",
+    "intrinsic": "Intrinsic(200)",
+}
 JOBS: dict[str, list[str]] = {
     "gradients": [
         'run "FedAvg()" --data digits --clients 1 --rounds 60 --lr 0.1 --record gradients --out DIR',
         "look gradients DIR",
+    ],
+    "by_layer": [
+        'run "FedAvg()" --data mnist --model mlp --clients 1 --rounds 60 --lr 0.01 --record gradients --out DIR',
+        "look gradients DIR --momentum 0.9 --by-layer",
     ],
     "look_back": [
         'run "FedAvg(up=Layerwise(LBGM(threshold=0.4)))" --data digits --clients 10 --rounds 40 --lr 0.1 '
@@ -82,9 +94,21 @@ JOBS: dict[str, list[str]] = {
         "look leakage \"FedAvg(up=LBGM(threshold=0.99), weights='uniform')\" --data digits --lr 0.1 --round 2 "
         '--distance cosine --privacy "Privacy(clip=0.1, noise=0.01)" --out DIR'
     ],
+    **{
+        f"theory_{name}": [
+            f'run "{method}" --data digits --clients 10 --rounds 40 --lr 0.1 --record all --evaluate-every 1 --out DIR',
+            "look theory DIR",
+        ]
+        for name, method in THEORY.items()
+    },
+    "theory_def": [
+        'ddp-sim "DEF(16)" --data digits --workers 4 --steps 300 --evaluate-every 10 --lr 0.05 --momentum 0 --out DIR',
+        "look theory DIR",
+    ],
 }
 FIGURES = {
     "gradients": ("components", "overlap", "cosines"),
+    "by_layer": ("by_layer",),
     "look_back": ("look_back",),
     "layers": ("layers",),
     "subspace": ("subspace",),
@@ -120,7 +144,7 @@ def job(name: str, into: Path, figures: Path | None, tiny: bool) -> Line:
         if figures is not None:
             figures.mkdir(parents=True, exist_ok=True)
             for path in map(Path, answer["files"]):
-                if path.stem in FIGURES.get(name, (path.stem,)):
+                if path.stem in FIGURES.get(name, () if name.startswith("theory") else (path.stem,)):
                     shutil.copyfile(path, figures / f"{name if path.stem == 'leakage' else path.stem}.png")
     answer.pop("files")
     answer = next(iter(answer["runs"].values())) if "runs" in answer else answer

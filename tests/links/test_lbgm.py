@@ -85,6 +85,57 @@ def test_the_threshold_is_a_squared_sine(threshold: float, whole: list[bool]) ->
     assert [isinstance(packet, list) for packet, _, _ in results] == whole
 
 
+@pytest.mark.parametrize(
+    ("delta", "whole"), [(1.0, [True, True, True]), (1.5, [True, False, True]), (2.9, [True, False, False])]
+)
+def test_delta_is_the_length_that_a_recycled_update_may_lose(delta: float, whole: list[bool]) -> None:
+    # (4, 3) leaves 1.4 of its length outside (3, 4), and twice it 2.8: with sin^2 = .0784 in both cases.
+    results = rounds(LBGM(threshold=1.0, delta=delta), vector(3.0, 4.0), vector(4.0, 3.0), vector(8.0, 6.0))
+    expected = [True, True, False] if whole == [True, True, True] else whole  # then l is (4, 3), and twice it is exact
+    assert [isinstance(packet, list) for packet, _, _ in results] == expected
+
+
+def test_threshold_and_delta_are_both_to_be_met() -> None:
+    xs = vector(3.0, 4.0), vector(4.0, 3.0)
+    for threshold, delta, whole in (
+        (0.0783, 9.0, True),
+        (0.0785, 9.0, False),
+        (0.0785, 1.39, True),
+        (1.0, 1.41, False),
+    ):
+        *_, (packet, _, _) = rounds(LBGM(threshold=threshold, delta=delta), *xs)
+        assert isinstance(packet, list) == whole
+
+
+def test_each_client_may_have_a_threshold_and_a_delta_of_its_own() -> None:
+    xs = vector(3.0, 4.0), vector(4.0, 3.0)
+
+    def whole(link: LBGM, client: int | None) -> bool:
+        tx, _ = link.open(xs[0].zeros())
+        for x in xs:
+            packet, _, tx = link.send(x, tx, Key(0, 1, client))
+            assert link.look(x, tx, Key(0, 1, client)).popitem()[1].recycled
+        return isinstance(packet, list)
+
+    assert [whole(LBGM(threshold=(0.07, 0.08)), client) for client in (0, 1)] == [True, False]
+    assert [whole(LBGM(threshold=1.0, delta=(1.3, 1.5)), client) for client in (0, 1)] == [True, False]
+    assert repr(LBGM(threshold=(0.07, 0.08), delta=(1, 2))) == "LBGM(threshold=(0.07, 0.08), delta=(1.0, 2.0))"
+    assert LBGM(TopK(0.1), threshold=(0.2, 0.9), compare="dense").contraction
+    assert not LBGM(TopK(0.1), threshold=(0.2, 1.0), compare="dense").contraction
+    for client in (2, None):
+        with pytest.raises(ValueError, match=f"for clients 0 to 1: give client {client} a threshold too"):
+            whole(LBGM(threshold=(0.07, 0.08)), client)
+
+
+def test_a_delta_that_is_negative_or_that_nobody_has_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"LBGM\(delta=-1\.0\): delta must not be negative"):
+        LBGM(delta=-1.0)
+    with pytest.raises(ValueError, match=r"LBGM\(threshold=2\.0\): threshold is a squared sine"):
+        LBGM(threshold=(0.2, 2.0))
+    with pytest.raises(ValueError, match=r"LBGM\(delta=\(\)\): a number is expected, or a tuple"):
+        LBGM(delta=())
+
+
 def test_a_threshold_of_one_sends_one_full_update_and_then_scalars_for_ever() -> None:
     results = list(
         rounds(LBGM(threshold=1.0), vector(3.0, 4.0), vector(4.0, -3.0), vector(1.0, 0.0), vector(-3.0, 9.0))

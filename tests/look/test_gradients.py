@@ -14,18 +14,8 @@ from torch import Size
 from thinwire.errors import RunError
 from thinwire.look import gradients
 from thinwire.look import recycling as tests_of_lbgm
-from thinwire.look.gradients import (
-    Space,
-    centre,
-    components,
-    cosines,
-    draw_cosines,
-    draw_overlap,
-    looked_at,
-    overlap,
-    progression,
-    spectrum,
-)
+from thinwire.look.components import centre, components, progression, spectrum
+from thinwire.look.gradients import Space, cosines, draw_cosines, draw_overlap, looked_at, overlap
 from thinwire.look.recycling import draw_recycling, look_backs, recycling, steps
 from thinwire.params import Layout
 

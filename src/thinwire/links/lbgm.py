@@ -13,10 +13,10 @@ from typing import Annotated, Literal, NamedTuple
 import torch
 from torch import Size
 
-from ..errors import CombinationError, check
+from ..errors import CombinationError, check, require
 from ..key import Key
 from ..params import Layout, Params
-from ..ranges import Range
+from ..ranges import NonNegative, Range
 from ..wire import Packet, Several, State, dumps, loads
 from .base import LBGMTest, Link, Wrapper, floats, number
 from .dense import Dense
@@ -44,6 +44,12 @@ class LBGM(Wrapper):
     every reply. Raises ``ValueError`` unless 0 <= threshold <= 1, and ``CombinationError`` if the receiver of ``inner``
     keeps a memory.
 
+    ``delta``, where given, is the length that a recycled update may lose: it is recycled if |g|^2 sin^2 <= delta^2 as
+    well. That is Theorem 1's condition on the threshold, Delta^2 / |d|^2, which falls where updates are long. With
+    ``threshold=1.0`` it decides alone. Of ``Layerwise(LBGM(...))`` it is each layer's. A tuple has one threshold, or
+    one delta, for each client by its number: ``LBGM(threshold=(0.1, 0.1, 0.4))``. Sending raises ``ValueError`` for a
+    client that has none.
+
     ``compare`` says what g is. With "delivered", as in the paper, g is what the inner link would deliver. The inner
     link is asked in each round and keeps its next state, recycled or not: ``LBGM(ErrorFeedback(TopK(0.1)))``. With
     "dense", g is the update as it is. The inner link is asked only when it sends, and a recycled round leaves its
@@ -58,19 +64,22 @@ class LBGM(Wrapper):
     every client's ends in a file until the client is sampled, and :class:`~thinwire.ClusteredLBGM`.
 
     Differences from the paper: g is the change of the model over the round. For plain SGD it equals the sum of
-    gradients times the learning rate, and it stays right with momentum and decay. In the authors' code top-k enters
-    the bill alone: the dense update with its residual is tested, kept and applied, and a round is billed as the
-    smaller of LBGM's message and top-k's values. No link here does that, because no receiver could. With error
-    feedback even a constant update is delivered at ever other places, so hardly any round recycles. Sampled clients
-    are weighted over those that took part. Algorithm 3 as printed shrinks the step by the share of clients sampled.
+    gradients times the learning rate, and it stays right with momentum and decay. In the authors' code top-k enters the
+    bill alone: the dense update with its residual is tested, kept and applied, and a round is billed as the smaller of
+    LBGM's message and top-k's values. No link here does that, because no receiver could. With error feedback even a
+    constant update is delivered at ever other places, so hardly any round recycles. Sampled clients are weighted over
+    those that took part. Theorem 1's d is the gradient of a local step, and ``delta`` is in the units of g: for plain
+    SGD it is the paper's Delta times the learning rates of a round's steps, added up. Algorithm 3 as printed shrinks
+    the step by the share of clients sampled.
     """
 
     paper = "Azam et al., ICLR 2022"
 
     inner: Link = Dense()
-    threshold: SquaredSine = 0.2
+    threshold: SquaredSine | tuple[SquaredSine, ...] = 0.2
     compare: Literal["delivered", "dense"] = "delivered"
     store: Literal["dense", "packet"] = "dense"
+    delta: NonNegative | tuple[NonNegative, ...] | None = None
 
     linear = False
     memory = True
@@ -79,12 +88,14 @@ class LBGM(Wrapper):
     def __post_init__(self) -> None:
         if self.inner.memory:
             raise CombinationError(f"LBGM needs an inner link whose receiver has no memory; {self.inner!r} has one")
+        empty = next((name for name in ("threshold", "delta") if getattr(self, name) == ()), None)
+        require(empty is None, f"LBGM({empty}=()): a number is expected, or a tuple of one for each client")
 
     @property
     def contraction(self) -> bool:  # type: ignore[override]
         # Compared with what was delivered, what both leave out may add up to more than there was.
         bounded = isinstance(self.inner, Dense | Sparse) or (self.compare == "dense" and self.inner.contraction)
-        return bounded and self.threshold < 1
+        return bounded and (max(self.threshold) if isinstance(self.threshold, tuple) else self.threshold) < 1
 
     def open(self, like: Params) -> tuple[State, State]:
         l = like.zeros() if self.store == "dense" else Several([], b"")  # noqa: E741  the paper's letter
@@ -92,10 +103,10 @@ class LBGM(Wrapper):
 
     def send(self, x: Params, tx: State, key: Key) -> tuple[Packet, Params, State]:
         l = self._look_back(tx.gradient, x.layout)  # noqa: E741
-        if self.compare == "dense" and (rho := multiplier(x, l, self.threshold)) is not None:
+        if self.compare == "dense" and (rho := multiplier(x, l, *self._limits(key))) is not None:
             return rho, l * rho, tx
         packet, g, inner = self.inner.send(x, tx.inner, key)
-        if self.compare == "delivered" and (rho := multiplier(g, l, self.threshold)) is not None:
+        if self.compare == "delivered" and (rho := multiplier(g, l, *self._limits(key))) is not None:
             return rho, l * rho, LookBack(tx.gradient, inner)
         return [packet], g, LookBack(self._keep(tx.gradient, packet, g, key), inner)
 
@@ -117,7 +128,12 @@ class LBGM(Wrapper):
     def look(self, x: Params, tx: State, key: Key) -> dict[str, LBGMTest]:
         l = self._look_back(tx.gradient, x.layout)  # noqa: E741
         g = x if self.compare == "dense" else self.inner.send(x, tx.inner, key)[1]
-        return {x.names[0] if len(x.names) == 1 else "*": compare(g, l, self.threshold)}
+        return {x.names[0] if len(x.names) == 1 else "*": compare(g, l, *self._limits(key))}
+
+    def _limits(self, key: Key) -> tuple[float, float | None]:
+        """The client's threshold and delta."""
+        delta = None if self.delta is None else _of_client("delta", self.delta, key.client)
+        return _of_client("threshold", self.threshold, key.client), delta
 
     def _look_back(self, kept: State, layout: Layout) -> Params:
         """L on the layers of ``layout``; zero where nothing was sent yet."""
@@ -154,8 +170,18 @@ def _open(message: bytes) -> list[Packet]:
     return parts
 
 
-def compare(g: Params, l: Params, threshold: float) -> LBGMTest:  # noqa: E741
-    """How far g is from l, and whether it may be recycled (Algorithm 1, lines 6 and 7).
+def _of_client(name: str, value: float | tuple[float, ...], client: int | None) -> float:
+    """A number that all clients share, or a client's own."""
+    if not isinstance(value, tuple):
+        return value
+    there, last = client is not None and client < len(value), len(value) - 1
+    require(there, f"LBGM({name}={value}) is for clients 0 to {last}: give client {client} a {name} too")
+    assert client is not None
+    return value[client]
+
+
+def compare(g: Params, l: Params, threshold: float, delta: float | None = None) -> LBGMTest:  # noqa: E741
+    """How far g is from l, and whether it may be recycled (Algorithm 1, lines 6 and 7, and Theorem 1's condition).
 
     It may not where l is zero, or where the square of g or rho is not finite. If g is zero, rho is zero.
     """
@@ -167,10 +193,11 @@ def compare(g: Params, l: Params, threshold: float) -> LBGMTest:  # noqa: E741
         return LBGMTest(0.0, 0.0, True, 0.0)
     sine = min(1.0, max(0.0, 1 - gl * gl / (gg * ll)))  # squared
     rho = torch.tensor(gl / ll, dtype=g.layout.dtype, device="cpu")
-    return LBGMTest(sine, gl / ll, sine <= threshold and bool(rho.isfinite()), math.sqrt(gg))
+    near = sine <= threshold and (delta is None or sine * gg <= delta * delta)
+    return LBGMTest(sine, gl / ll, near and bool(rho.isfinite()), math.sqrt(gg))
 
 
-def multiplier(g: Params, l: Params, threshold: float) -> torch.Tensor | None:  # noqa: E741
+def multiplier(g: Params, l: Params, threshold: float, delta: float | None = None) -> torch.Tensor | None:  # noqa: E741
     """rho, as a number of the type that g has, if g may be recycled, else None."""
-    compared = compare(g, l, threshold)
+    compared = compare(g, l, threshold, delta)
     return torch.tensor(compared.rho, dtype=g.layout.dtype, device="cpu") if compared.recycled else None

@@ -21,6 +21,8 @@ LOOKS = {
     "subspace:Subspace": "The spectrum of a run's updates, what R directions leave out, and the cosine of each update "
     "to FLSS's basis.",
     "feedback:Feedback": "How long residuals are, how far x is from y, and the best lambda, by step.",
+    "theory:Theory": "What the theorems of a run's method speak of, in numbers: constants, conditions, bounds beside "
+    "what they bound.",
     "staleness:Staleness": "How far each part of a pipeline moves while a batch is on its way, and its gradient from "
     "backpropagation's.",
     "sweep:Sweep": "What methods reached by a number in their expressions, or by what they sent; bars are over seeds.",

@@ -28,9 +28,26 @@ from ..algorithms.flss import gram
 from ..errors import RunError, require
 from ..federated.changes import load_rows
 from ..params import Layout
+from ..ranges import Decay
 from ..report.curves import NAMES, Curve, count, curve, judgement
 from ..studies.read import Arm, RecordedRun, lacks
 from .base import Look, Note, Row, Table, option
+from .components import (
+    FEW,
+    POINTS,
+    Count,
+    Kind,
+    LayerCount,
+    both_counts,
+    components,
+    draw_by_layer,
+    ladder,
+    ladder_table,
+    moments,
+    of_layer,
+    progression,
+    spectrum,
+)
 from .drawing import COLOURS, heat_map, panels, plain, plt, save
 from .recycling import (
     WHOLE,
@@ -43,46 +60,9 @@ from .recycling import (
     steps,
 )
 
-Kind = Literal["values", "variance"]
-POINTS = 100  # of a progression
-FEW = 20  # of that of one layer
 MOST = 12  # heat maps side by side: of all layers as one, and of those with the most entries
 SHOWN = 400  # rounds and directions on an axis of a heat map, at most
 HELD = 1 << 23  # numbers in memory at a time, in double precision
-
-
-def spectrum(products: Float[Tensor, "t t"]) -> Float[Tensor, " t"]:
-    """The singular values of the rows whose inner products are given, falling."""
-    sigma: Tensor = torch.linalg.eigvalsh(products).flip(0).clamp_min(0).sqrt()
-    return sigma
-
-
-def centre(products: Float[Tensor, "t t"]) -> Float[Tensor, "t t"]:
-    """The inner products of the rows less their mean: what PCA as statistics has it decomposes."""
-    return products - products.mean(0) - products.mean(1, keepdim=True) + products.mean()
-
-
-def components(sigma: Float[Tensor, " t"], share: float = 0.99, of: Kind = "values") -> int:
-    """N-PCA: the fewest of the falling singular values that add up to ``share`` of them all.
-
-    With ``of="variance"`` their squares. 0 where all are zero. Raises ``ValueError`` unless 0 < share < 1.
-    """
-    require(0 < share < 1, f"share={share}: it must be between 0 and 1")
-    sums = (sigma if of == "values" else sigma.square()).cumsum(0)
-    return 0 if float(sums[-1]) == 0 else int((sums < share * sums[-1]).sum()) + 1
-
-
-def progression(
-    products: Float[Tensor, "t t"], shares: Sequence[float] = (0.95, 0.99), of: Kind = "values", points: int = POINTS
-) -> list[tuple[int, tuple[int, ...]]]:
-    """After how many gradients (``points`` moments at most, the last among them) how many components have a share."""
-    total = len(products)
-    moments = sorted({round((i + 1) * total / min(total, points)) for i in range(min(total, points))})
-    lines = []
-    for t in moments:
-        sigma = spectrum(products[:t, :t])
-        lines.append((t, tuple(components(sigma, share, of) for share in shares)))
-    return lines
 
 
 def overlap(products: Float[Tensor, "t t"], share: float = 0.99, of: Kind = "values") -> Float[Tensor, "t n"]:
@@ -191,12 +171,17 @@ class Geometry(NamedTuple):
 
     layers: dict[str, Seen]
     whole: Float[Tensor, "t t"]  # the inner products of all layers as one
+    by_layer: dict[str, LayerCount]  # the count of the published figures, where it is asked for
 
 
-def looked_at(space: Space, of: Kind = "values") -> Geometry:
-    """All layers, one after another: the matrices of a layer are dropped before those of the next are made."""
+def looked_at(space: Space, of: Kind = "values", momentum: float | None = None) -> Geometry:
+    """All layers, one after another: the matrices of a layer are dropped before those of the next are made.
+
+    ``momentum`` is that of the count by layer; None: layers are not counted so.
+    """
     sizes = {WHOLE: space.layout.size, **dict(zip(space.layout.names, space.layout.sizes, strict=True))}
     layers, drawn, at = dict[str, Seen](), space.largest(), space.positions()
+    by_layer = dict[str, LayerCount]()
     whole = torch.zeros(0, 0, dtype=torch.float64)
     for name, products in space.products():
         sigma, near, alike = spectrum(products), overlap(products, of=of), cosines(products)
@@ -212,7 +197,9 @@ def looked_at(space: Space, of: Kind = "values") -> Geometry:
         counted = progression(products, of=of, points=POINTS if name == WHOLE else FEW)
         maps = (near[at, :SHOWN].abs().T.float(), alike[at][:, at].float()) if name in drawn else (None, None)
         layers[name], whole = Seen(line, counted, *maps), products
-    return Geometry({WHOLE: layers.pop(WHOLE), **layers}, whole)
+        if momentum is not None and name != WHOLE:
+            by_layer[name] = of_layer(products, momentum)
+    return Geometry({WHOLE: layers.pop(WHOLE), **layers}, whole, by_layer)
 
 
 def by_the_server(run: RecordedRun) -> list[Note]:
@@ -237,13 +224,24 @@ class Reading(NamedTuple):
     value: str = ""  # what the model is judged by
     reached: Curve | None = None  # of that
     bounds: Sequence[Step] = ()
+    counts: Sequence[Count] = ()  # the text's count, that of the published figures, and the steps between them
 
 
 @dataclass(frozen=True)
 class Gradients(Look[Reading]):
     """Needs a run with --record gradients (components), looks (LBGM's tests), or all."""
 
+    momentum: Decay | None = option(None, "With --by-layer: a momentum over the gradients first; the paper's is 0.9.")
+    by_layer: bool = option(
+        False,
+        "Count also as the paper's published figures do: layer by layer, centred, by squares; mean and deviation.",
+    )
     squares: bool = option(False, "Shares of the squared singular values, in place of the paper's values.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        needs = f"--momentum {self.momentum}: it belongs to the count by layer; give --by-layer too"
+        require(self.momentum is None or self.by_layer, needs)
 
     def read(self, run: RecordedRun) -> Reading:
         tests = recycling(run.rounds)
@@ -254,11 +252,13 @@ class Gradients(Look[Reading]):
         if not there:
             return Reading(run, tests)
         space = space_of(run)
-        geometry = looked_at(space, "variance" if self.squares else "values")
+        momentum = (self.momentum or 0.0) if self.by_layer else None
+        geometry = looked_at(space, "variance" if self.squares else "values", momentum)
+        counts = [] if momentum is None else ladder(geometry.whole, geometry.by_layer, momentum)
         alone = Arm(run.expression, run.expression, [run])
         value, _ = judgement([alone])
         bounds = steps(space.rounds, geometry.whole, run.rounds)
-        return Reading(run, tests, space, geometry, value, curve(alone, count, value), bounds)
+        return Reading(run, tests, space, geometry, value, curve(alone, count, value), bounds, counts)
 
     def rows(self, reading: Reading) -> Iterable[Row]:
         if reading.space is not None and reading.geometry is not None:
@@ -269,6 +269,8 @@ class Gradients(Look[Reading]):
                 ("layer", "entries", "N95", "N99", "cosine to the next", "to the nearest direction"),
                 [[e.layer, f"{e.entries:,}", e.n95, e.n99, f"{e.consecutive:.3f}", f"{e.nearest:.3f}"] for e in lines],
             )
+        if reading.counts and reading.space is not None:
+            yield from ladder_table(reading.counts, len(reading.space.rounds))
         if reading.bounds:
             last = reading.bounds[-1]
             yield (
@@ -292,6 +294,9 @@ class Gradients(Look[Reading]):
                 draw_overlap(space, geometry, folder / "overlap.png"),
                 draw_cosines(space, geometry, folder / "cosines.png"),
             ]
+            if reading.counts:
+                text, curve = progression(geometry.whole), moments(geometry.by_layer)
+                files.append(draw_by_layer(space.rounds, text, curve, folder / "by_layer.png"))
         if reading.bounds:
             files.append(draw_bounds(reading.bounds, folder / "bounds.png"))
         if reading.tests:
@@ -314,6 +319,7 @@ class Gradients(Look[Reading]):
                 "reached": judgement,
                 "heat_maps": _maps(space, geometry),
                 "steps": [e._asdict() for e in reading.bounds],
+                **(both_counts(geometry.by_layer, reading.counts) if reading.counts else {}),
             }
         if reading.tests:
             numbers["recycling"] = [e._asdict() for e in reading.tests]

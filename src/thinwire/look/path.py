@@ -24,9 +24,10 @@ from ..params import Layout, Params
 from ..ranges import Count, at_least
 from ..studies.read import RecordedRun, lacks
 from .base import OWN_TASK, Look, Row, option
+from .components import centre
 from .drawing import COLOURS, plain, plt, save
 from .final import final, losses
-from .gradients import Space, centre
+from .gradients import Space
 from .surface import CLIENT, EXAMPLES, draw_surface, surface
 
 FIRST = 50  # principal directions that are drawn

@@ -29,8 +29,9 @@ from ..ranges import Count
 from ..run.folder import CHECKPOINT, read_state
 from ..studies.read import RecordedRun
 from .base import Look, Portion, Row, Table, option
+from .components import spectrum
 from .drawing import COLOURS, plain, plt, save
-from .gradients import by_the_server, space_of, spectrum
+from .gradients import by_the_server, space_of
 
 
 def left_out(sigma: Float[Tensor, " t"]) -> Float[Tensor, " t"]:
