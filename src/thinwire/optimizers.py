@@ -12,7 +12,7 @@ one default for all problems, where the paper tunes both for each.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -230,6 +230,13 @@ class Past(Optimizer):
         y, end = self.inner.step(x.drop(layers), delta.drop(layers), rest)
         raw = x.only(layers) + delta.only(layers) * self.rate
         return x.replace(y).replace(raw), _parts(self.inner, x, state, Params.replace, end)
+
+
+def keep(optimizer: Optimizer, x: Params, before: State, after: State, layers: Sequence[str]) -> State:
+    """The state ``after`` a step with that from ``before`` it for some layers of ``x``, which have not moved."""
+    if before is None:
+        return after
+    return _parts(optimizer, x, after, lambda new, old: new.replace(old.only(layers)), before)
 
 
 def passable(optimizer: Optimizer, x: Params) -> None:
