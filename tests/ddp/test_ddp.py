@@ -732,7 +732,7 @@ def test_a_method_is_typed_as_it_is_shown(text):
 def test_every_method_that_the_page_names_can_be_typed():
     pages = ("ddp.md", "reference/ddp.md", "explanation/ddp.md")
     page = "".join((ROOT / "docs" / name).read_text() for name in pages)
-    found = re.findall(r"`((?:DEFA?|S?AEF|EF|EF21|PSync|Hook)\(\S.*?\))`", page)
+    found = re.findall(r"`((?:DEFA?|S?AEF|EF|EF21|PSync|Hook|[A-Za-z]+LoCo|LocalSGD|DeMo|DisTrO)\(\S.*?\))`", page)
     found = [text for text in found if text != "Hook(link)"]
     assert len(found) > 15
     for text in found:
