@@ -35,6 +35,7 @@ from thinwire.ddp import (
     SparseLoCo,
     StreamingDiLoCo,
     compress,
+    predict,
 )
 from thinwire.ddp.collectives import Traffic, together
 from thinwire.ddp.exchange import exchange, output, start
@@ -324,6 +325,40 @@ def test_bytes_are_those_of_the_exchanges_alone():
     }  # fmt: skip
     streamed = [Team(LocalSGD(4, fragments=2)).run(n).traffic.reduced for n in (1, 2, 3, 4)]
     assert streamed == [0, 4 * 27, 4 * 27, 4 * 83]
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        Hook(tw.Dense()),
+        LocalSGD(5),
+        DiLoCo(4, fragments=2),
+        DiLoCo(4, tw.Int8()),
+        StreamingDiLoCo(4, 2, 1),
+        DEF(8),
+        DEF(8, steps=4),
+        PSync(4),
+    ],
+    ids=repr,
+)
+def test_what_is_predicted_is_in_the_ledger(method):
+    ledger = Team(method, 3).run(9).traffic
+    assert ledger.bytes > 0
+    assert predict(method, net(), 3, 9).summary() == ledger.summary()
+
+
+@pytest.mark.parametrize("method", [SparseLoCo(4), DetachedLoCo(4), DeMo(32), DisTrO(4)], ids=repr)
+def test_what_is_predicted_of_coded_positions_is_about_what_is_in_the_ledger(method):
+    ledger = Team(method, 3).run(9).traffic
+    assert predict(method, net(), 3, 9).bytes == pytest.approx(ledger.bytes, rel=0.15)
+
+
+def test_a_prediction_changes_no_model_and_needs_ranks():
+    model = net()
+    predict(DetachedLoCo(2), model, 2, 4)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), net().parameters(), strict=True))
+    with pytest.raises(ValueError, match=r"^ranks=0: it must be at least 1$"):
+        predict(DEF(8), model, 0, 4)
 
 
 def test_a_sketch_is_as_long_as_its_vector_on_average_and_means_are_means():

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..errors import CombinationError, require
 from .collectives import mean
-from .exchange import advance, leave, output, place, start
+from .exchange import advance, leave, output, place, start, take_in
 from .feedback import Feedback
 from .handle import Compressed, Named, freeze, parameters, thaw
 from .tie import Tie
@@ -101,7 +101,7 @@ class AtOptimizer(Compressed):
         self.vector.pull()
         self.away = True
         if self.aside is not None:
-            self._take_in(at)
+            take_in(self.rank, at, self.vector.flat)
             self.vector.flat.copy_(self.aside)
             self.aside, self.at = None, lam
             self.vector.push()
@@ -129,18 +129,10 @@ class AtOptimizer(Compressed):
                 "step, of which that is a part: write to them after the step, or before the forward pass",
             )
         else:
-            self._take_in(at)
+            take_in(rank, at, flat)
         self.away = False
         if at != self.method.at_rest or self.aside is not None:
             self._move_to(self.method.at_rest)
-
-    def _take_in(self, at: float) -> None:
-        """What the script has written to parameters at rest, x - at * e, becomes x (of PSync: the rank's own model)."""
-        rank, flat = self.rank, self.vector.flat
-        if at == 0:
-            rank.x.copy_(flat)
-        elif not torch.equal(flat, rank.x - at * rank.e):
-            torch.sub(rank.x, flat, out=rank.e).div_(at)
 
     @property
     def _within(self) -> bool:
@@ -277,11 +269,6 @@ class AtOptimizer(Compressed):
         # The optimiser finds everything done; the scaler deletes both when it is back.
         optimizer.found_inf = optimizer.grad_scale = None  # type: ignore[attr-defined]
 
-    def _still_runs(self) -> list[tuple[int, int]]:
-        """The runs of entries of parameters that are not trained now: they do not move, and what is owed stays owed."""
-        spans = zip(self.vector.parameters, self.vector.layout.spans.values(), strict=True)
-        return [(first, first + size) for p, (first, size, _) in spans if not p.requires_grad]
-
     def _check_place(self, args: Any, kwargs: Any) -> None:
         """``ValueError`` for gradients that were not taken where the method takes them."""
         closure = any(map(callable, (*args[1:], *kwargs.values())))  # which takes them in the step
@@ -313,7 +300,7 @@ class AtOptimizer(Compressed):
             return
         rates = [group["lr"] for one in self.optimizers for group in one.param_groups]
         try:
-            talk = advance(self.method, self.rank, self.vector.flat, self.key(), rates, self.debug, self._still_runs())
+            talk = advance(self.method, self.rank, self.vector.flat, self.key(), rates, self.debug, self.vector.still)
             self.drive(talk, "sending")
         except BaseException:
             self._move_to(self.method.at_rest)  # x is there still, for whoever wants to save it

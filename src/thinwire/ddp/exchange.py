@@ -98,6 +98,14 @@ def leave(rank: Rank, lam: float, w: Float[Tensor, " d"]) -> None:
             w_part.sub_(e_part, alpha=lam)
 
 
+def take_in(rank: Rank, at: float, w: Float[Tensor, " d"]) -> None:
+    """What a script has written to parameters that held x - at * e becomes x (of PSync: the rank's own model)."""
+    if at == 0:
+        rank.x.copy_(w)
+    elif not torch.equal(w, rank.x - at * rank.e):
+        torch.sub(rank.x, w, out=rank.e).div_(at)
+
+
 def advance(
     method: Feedback,
     rank: Rank,

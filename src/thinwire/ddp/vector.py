@@ -68,6 +68,12 @@ class Vector:
         with torch.no_grad():
             return [p.to_local() if isinstance(p, DTensor) else p for p in self.parameters]
 
+    @property
+    def still(self) -> list[tuple[int, int]]:
+        """The runs of entries of parameters that are not trained now: they do not move, and what is owed stays owed."""
+        spans = zip(self.parameters, self.layout.spans.values(), strict=True)
+        return [(first, first + size) for p, (first, size, _) in spans if not p.requires_grad]
+
     def pull(self) -> None:
         """The vector from the parameters, wherever they are by now.
 
