@@ -259,8 +259,6 @@ class Wrapper(Link):
                 f"one to be asked"
             )
 
-    sparse = False  # unless a class says `in_place`: entries stay where they are
-
     @property
     def held(self) -> Iterable[Link]:
         """The links whose flags count."""
@@ -281,6 +279,11 @@ class Wrapper(Link):
     @property
     def absolute(self) -> bool:  # type: ignore[override]
         return all(link.absolute for link in self.held)
+
+    @property
+    def sparse(self) -> bool:  # type: ignore[override]
+        """As the flags above. A class that writes ``recv`` may move entries: one that does not says ``in_place``."""
+        return type(self).recv is Wrapper.recv and all(link.sparse for link in self.held)
 
     def open(self, like: Params) -> tuple[State, State]:
         return self.inner.open(like)
