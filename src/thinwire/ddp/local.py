@@ -57,7 +57,7 @@ class Local(Feedback):
 
 @dataclass(frozen=True)
 class LocalSGD(Local):
-    """Every ``steps`` steps all models become their mean: also called periodic averaging, or post-local SGD.
+    """Every ``steps`` steps all models become their mean.
 
     ``link`` sends the changes in place of whole models, with a residual. Stich, "Local SGD Converges Fast and
     Communicates Little", ICLR 2019, arXiv:1805.09767, Algorithm 1.
