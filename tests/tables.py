@@ -857,7 +857,7 @@ class Method:
     golden: dict[str, str] = field(default_factory=dict)
 
 
-SERVERS = ("SGD(1.0)", "Adam(0.03)", "Yogi(0.03)", "Momentum(1.0, beta=0.9)")
+SERVERS = ("SGD(1.0)", "Adam(0.03)", "Yogi(0.03)", "Momentum(1.0, beta=0.9)", "Nesterov(0.7, momentum=0.9)")
 RECYCLED = [  # what LUAR goes around
     *(
         f"FedAvg({PLAIN}, opt={opt}, up={up}, weights={weights!r})"
@@ -1024,6 +1024,7 @@ METHODS = [
             "what is lossless changes nothing": (f"FedAvg(up=Entropy({LOSSY}))", f"FedAvg(up={LOSSY})"),
             "a block of everything is dense": ("FedAvg(up=RandomBlock(1.0))", "FedAvg()"),
             "a pull of nothing is none": ("FedAvg(LocalSGD(prox=0.0))", "FedAvg()"),
+            "Nesterov without memory is SGD": ("FedAvg(opt=Nesterov(0.7, momentum=0.0))", "FedAvg(opt=SGD(0.7))"),
             "momentum without memory is SGD": ("FedAvg(opt=Momentum(0.7, beta=0.0))", "FedAvg(opt=SGD(0.7))"),
             "epochs of so many batches are so many steps": (
                 "FedAvg(LocalSGD(batch=None, epochs=3))",

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from thinwire.federated.ledger import Entry, Ledger
 from thinwire.federated.network import Network, transfer
-from thinwire.optimizers import SGD, Adagrad, Adam, MajorityVote, Momentum, Optimizer, Yogi
+from thinwire.optimizers import SGD, Adagrad, Adam, MajorityVote, Momentum, Nesterov, Optimizer, Yogi
 from thinwire.params import Params
 from thinwire.schedules import Cosine, Decay, Exponential, Triangle, Warmup, at
 from thinwire.wire import dumps, loads, restore
@@ -48,6 +48,8 @@ PATHS = [
     (Momentum(), [[1.5, -2.2], [2.05, -1.98], [2.245, -1.782]]),  # m = .5 -.2; .55 .22; .195 .198
     (Momentum(0.1, beta=0.5), [[1.05, -2.02], [1.085, -1.99], [1.0725, -1.975]]),  # .5 -.2; .35 .3; -.125 .15
     (Momentum(beta=0.0), [[1.5, -2.2], [1.6, -1.8], [1.3, -1.8]]),
+    # v = .5 -.2; .35 .3; -.125 .15; x + .1 * (.75 -.3; .275 .55; -.3625 .075)
+    (Nesterov(0.1, momentum=0.5), [[1.075, -2.03], [1.1025, -1.975], [1.06625, -1.9675]]),
     (
         Adam(),
         [
@@ -87,6 +89,17 @@ PATHS = [
 def test_the_path_is_that_of_the_script(optimizer: Optimizer, expected: list[list[float]]) -> None:
     for got, wanted in zip(path(optimizer), expected, strict=True):
         assert got == pytest.approx(wanted, rel=1e-5)
+
+
+@pytest.mark.parametrize("setting", [{}, {"lr": 0.3, "momentum": 0.5}, {"momentum": 0.0}])
+def test_nesterov_makes_the_steps_of_torch(setting: dict[str, float]) -> None:
+    rule = Nesterov(**setting)
+    p = torch.nn.Parameter(X.flat.clone())
+    torchs = torch.optim.SGD([p], lr=rule.lr, momentum=rule.momentum, nesterov=rule.momentum > 0)
+    for got, delta in zip(path(rule), DELTAS, strict=True):
+        p.grad = -torch.tensor(delta)
+        torchs.step()
+        assert got == pytest.approx(p.tolist(), rel=1e-6)
 
 
 def test_the_moments_start_at_zero_and_at_tau_squared() -> None:

@@ -27,7 +27,7 @@ from thinwire.studies.matrix import _example
 
 # -- what each wrapper writes itself; all else has to be asked of what it goes around ---------------------------------
 
-FLAGS = "linear contraction memory absolute"
+FLAGS = "linear contraction memory absolute sparse"
 WRITTEN = {
     "Averaged": "bypass init_with served server",
     "FLSS": "admit afresh broadcast chained client down init_with late outlines see sent server supersedes take up "
@@ -42,11 +42,11 @@ WRITTEN = {
     "EF21": "absolute by_layer contraction linear memory open recv send",
     "Entropy": "floats linear recv send",
     "ErrorFeedback": "absolute contraction look open send",
-    "DCT": "open recv send",
-    "Flat": "floats fold recv scale send",
+    "DCT": "mean_of_senders open recv send sparse",
+    "Flat": "floats fold recv scale send sparse",
     "LBGM": "absolute by_layer contraction floats linear look memory open recv send",
-    "Layerwise": "by_layer floats fold look open recv scale send",
-    "Partition": "by_layer floats fold look open recv scale send",
+    "Layerwise": "by_layer floats fold look open recv scale send sparse",
+    "Partition": "by_layer floats fold look open recv scale send sparse",
     "PerClient": "absolute by_layer contraction floats linear memory open recv send",
     "Switch": "by_layer check floats linear look open recv send",
 }
@@ -60,6 +60,8 @@ MADE = {  # of others that a wrapper writes, as the base class makes them
     "bypass": {"inner"},  # a copy of the wrapper, around what the inner method's returns
     "check": {"recv"},
     "by_layer": {"recv"},
+    "mean_of_senders": {"recv"},
+    "sparse": {"recv"},  # entries may be moved
     "shape": {"open", "send"},
     "mean": {"fold", "scale"},
     "look": {"open"},
@@ -114,7 +116,7 @@ class Asked:
     """In place of what a wrapper goes around: says what it was asked, and answers with that."""
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("linear", "contraction", "memory", "absolute"):
+        if name in FLAGS.split():
             return name  # read by `all`, which makes True of it
         if callable(getattr(Algorithm, name, None) or getattr(Link, name, None)):
             return lambda *given, **named: ("asked", name, given, named)

@@ -64,7 +64,10 @@ class Config:
 def complete(x: Any) -> str:
     """The expression of ``x`` with every field written out."""
     if isinstance(x, Config):
-        inside = ", ".join(f"{name}={complete(value)}" for name, value, _ in _items(x))
+        # A field that a class got later is left out at its default: what was recorded before names the same object.
+        later = {field.name for field in fields(x) if field.metadata.get("later")}  # type: ignore[arg-type]
+        items = [(name, value) for name, value, default in _items(x) if name not in later or value != default]
+        inside = ", ".join(f"{name}={complete(value)}" for name, value in items)
         return f"{type(x).__name__}({inside})"
     return _container(x, complete)
 

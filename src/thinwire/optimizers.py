@@ -12,7 +12,7 @@ one default for all problems, where the paper tunes both for each.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -25,7 +25,7 @@ from .params import Params
 from .ranges import AboveZero, Decay, Rate
 from .wire import State
 
-__all__ = ["SGD", "Adagrad", "Adam", "MajorityVote", "Momentum", "Optimizer", "Yogi"]
+__all__ = ["SGD", "Adagrad", "Adam", "MajorityVote", "Momentum", "Nesterov", "Optimizer", "Yogi"]
 
 
 class Optimizer(Config, ABC):
@@ -110,6 +110,29 @@ class Momentum(Optimizer):
     def step(self, x: Params, delta: Params, state: State) -> tuple[Params, State]:
         m = state * self.beta + delta
         return x + m * self.lr, m
+
+
+@dataclass(frozen=True)
+class Nesterov(Optimizer):
+    """v <- momentum v + delta, x + lr (delta + momentum v): a step as of ``torch.optim.SGD(nesterov=True)``.
+
+    The outer optimiser of DiLoCo: Douillard et al., 2023, arXiv:2311.08105, Algorithm 1 line 14, with the rate and the
+    momentum that section 3 finds. The look-ahead is that of Sutskever et al., ICML 2013, as torch rewrites it.
+
+    Differences from the paper: none. ``delta`` points downhill, where the paper's outer gradient is its negative.
+    """
+
+    paper = "Douillard et al., 2023, arXiv:2311.08105"
+
+    lr: Rate = 0.7
+    momentum: Decay = 0.9
+
+    def init(self, x: Params) -> State:
+        return x.zeros()
+
+    def step(self, x: Params, delta: Params, state: State) -> tuple[Params, State]:
+        v = state * self.momentum + delta
+        return x + (delta + v * self.momentum) * self.lr, v
 
 
 class Moments(NamedTuple):
@@ -207,6 +230,13 @@ class Past(Optimizer):
         y, end = self.inner.step(x.drop(layers), delta.drop(layers), rest)
         raw = x.only(layers) + delta.only(layers) * self.rate
         return x.replace(y).replace(raw), _parts(self.inner, x, state, Params.replace, end)
+
+
+def keep(optimizer: Optimizer, x: Params, before: State, after: State, layers: Sequence[str]) -> State:
+    """The state ``after`` a step with that from ``before`` it for some layers of ``x``, which have not moved."""
+    if before is None:
+        return after
+    return _parts(optimizer, x, after, lambda new, old: new.replace(old.only(layers)), before)
 
 
 def passable(optimizer: Optimizer, x: Params) -> None:

@@ -691,7 +691,7 @@ def test_examples_are_dealt_once_an_epoch():
         (lambda: EF(math.inf), "EF(ratio=inf): a number of at least 1, and finite, or a link such as TopK(0.01)"),
         (lambda: PSync(math.nan), "PSync(ratio=nan): a number of at least 1, and finite, or a link such as TopK(0.01)"),
         (lambda: DEFA(64, lam=1.5), "DEFA(lam=1.5): lam must be from 0 to 1, or None: as measured"),
-        (lambda: DEF(64, scope="layer"), "DEF(scope='layer'): scope is one of vector, tensor"),
+        (lambda: DEF(64, scope="layer"), "DEF(scope='layer'): one of 'vector', 'tensor' is expected"),
         (lambda: SAEF(64, average=0), "SAEF(average=0): steps between averages, at least 1, or None"),
         (lambda: Hook(DEF(4)), "Hook holds a link such as ErrorFeedback(TopK(0.01)), not DEF(4.0)"),
     ],
@@ -733,7 +733,7 @@ def test_a_method_is_typed_as_it_is_shown(text):
 def test_every_method_that_the_page_names_can_be_typed():
     pages = ("ddp.md", "reference/ddp.md", "explanation/ddp.md")
     page = "".join((ROOT / "docs" / name).read_text() for name in pages)
-    found = re.findall(r"`((?:DEFA?|S?AEF|EF|EF21|PSync|Hook)\(\S.*?\))`", page)
+    found = re.findall(r"`((?:DEFA?|S?AEF|EF|EF21|PSync|Hook|[A-Za-z]+LoCo|LocalSGD|DeMo|DisTrO)\(\S.*?\))`", page)
     found = [text for text in found if text != "Hook(link)"]
     assert len(found) > 15
     for text in found:

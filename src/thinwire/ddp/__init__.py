@@ -11,6 +11,7 @@ from . import methods
 from .compress import compress
 from .handle import Compressed
 from .methods import *  # noqa: F403
+from .prediction import predict
 
-__all__ = ["Compressed", "compress"]
+__all__ = ["Compressed", "compress", "predict"]
 __all__ += methods.__all__

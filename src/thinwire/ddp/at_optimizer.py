@@ -18,9 +18,9 @@ from torch.utils._pytree import tree_leaves
 
 from ..errors import CombinationError, require
 from .collectives import mean
-from .exchange import exchange, leave, output, place, start
+from .exchange import advance, leave, output, place, start, take_in
+from .feedback import Feedback
 from .handle import Compressed, Named, freeze, parameters, thaw
-from .methods import Feedback
 from .tie import Tie
 from .vector import Vector
 
@@ -33,6 +33,7 @@ class AtOptimizer(Compressed):
     ========  ===================================  ===============================  ===============================
     at rest   x (PSync: the rank's own, x - e)     ``compress``, a step             a forward pass with a gradient
     away      x - lam * e                          a forward pass with a gradient   the optimiser's step
+    within    w, a model of the rank's own         a step that ends no round        the end of the round
     averaged  y = x - at_output * mean e           ``averaged()`` is entered        ``averaged()`` is left
     ========  ===================================  ===============================  ===============================
 
@@ -43,6 +44,10 @@ class AtOptimizer(Compressed):
     which mode the module is does not matter: one with frozen norm layers may train in evaluation mode. If they have to
     move before a backward pass, autograd raises in it. Gradients are local: torch's ``clip_grad_norm_`` clips each
     rank's own, :meth:`clip_grad_norm_` all by one factor.
+
+    Within a round of several steps the parameters stay away, and w is what an evaluation sees. Where x has to be in
+    them (``load_state_dict``, ``averaged()``), w is put aside until the next forward pass. With fragments or a delay
+    all of a training is within a round.
 
     With several optimisers a step is one of each.
     """
@@ -61,8 +66,10 @@ class AtOptimizer(Compressed):
     ) -> None:
         super().__init__(model, optimizers, method, named, group, seed, debug)
         self.method = method
-        self.vector = Vector(named)
-        self.rank = start(method, self.vector.layout, self.vector.flat, self.group.size)
+        self.vector = Vector(named, method.fragments)
+        self.rank = start(method, self.vector.layout, self.vector.flat, self.group.size, self.vector.parts)
+        self.rounds = method.rounds
+        self.aside: Tensor | None = None  # w, while the parameters rest within a round
         self.at: float | None = method.at_rest  # the parameters hold x - at * e; None: something else
         self.away = False
         self.led = False  # whether a forward pass since the last step was where gradients are taken
@@ -93,6 +100,12 @@ class AtOptimizer(Compressed):
             return
         self.vector.pull()
         self.away = True
+        if self.aside is not None:
+            take_in(self.rank, at, self.vector.flat)
+            self.vector.flat.copy_(self.aside)
+            self.aside, self.at = None, lam
+            self.vector.push()
+            return
         if at == 0:
             leave(self.rank, lam, self.vector.flat)
         # Else it is a model of the rank's own, and the gradient is taken there: the step begins at what it holds.
@@ -106,20 +119,25 @@ class AtOptimizer(Compressed):
         at, rank, flat = self._where(), self.rank, self.vector.flat
         require(not self.stepped, "of several optimisers one has made its step, and another not yet: wait for all")
         self.vector.pull()
-        if self.away and at != self.method.at_rest:
+        if self.away and self._within:
+            self.aside = flat.clone()
+        elif self.away and at != self.method.at_rest:
             off = (rank.x - at * rank.e).sub_(flat).abs_()
             require(
                 not bool((off > 1e-6 * (rank.x.abs() + rank.e.abs())).any()),  # but for a rounding
                 "parameters were written to after a forward pass in training, and are asked for before the optimiser's "
                 "step, of which that is a part: write to them after the step, or before the forward pass",
             )
-        elif at == 0:
-            rank.x.copy_(flat)
-        elif not torch.equal(flat, rank.x - at * rank.e):
-            torch.sub(rank.x, flat, out=rank.e).div_(at)
+        else:
+            take_in(rank, at, flat)
         self.away = False
-        if at != self.method.at_rest:
+        if at != self.method.at_rest or self.aside is not None:
             self._move_to(self.method.at_rest)
+
+    @property
+    def _within(self) -> bool:
+        """Whether the rank is within a round, with a model of its own."""
+        return not self.rounds.rest(self.step)
 
     @property
     def lam(self) -> float:
@@ -153,11 +171,13 @@ class AtOptimizer(Compressed):
                 "ranks hold models of their own now. Let all make their steps after the backward pass",
             )
             # In evaluation mode too: norm layers may be frozen. It may also be a look, which must not hide a write.
-            if self.away and not (module.training or self.pending or self.inside):
+            if self.away and not (module.training or self.pending or self.inside or self._within):
                 self.rest()
             self.leave()
             self.led = True
-        elif self.at not in (None, self.method.at_rest) and not self.pending and not self.stepped:
+        elif self.aside is not None and self.at is not None:
+            self.leave()  # what is looked at is w, whether or not x was asked for before
+        elif self.at not in (None, self.method.at_rest) and not (self.pending or self.stepped or self._within):
             self.rest()
 
     def _watch(self, module: nn.Module, inputs: Any, outputs: Any) -> None:
@@ -235,8 +255,10 @@ class AtOptimizer(Compressed):
         if overflow is None:
             return
         # A rank that skipped its step alone would leave the others waiting, or pair its next step with their last.
+        # Within a round of several steps nothing is sent, and one that is skipped is a part of the round.
         flag = (overflow > 0).float().reshape(1)
-        self.drive(mean(flag), "agreeing on infinities")
+        if self.rounds.steps == 1:
+            self.drive(mean(flag), "agreeing on infinities")
         mine = parameters(optimizer)
         if float(flag) > 0:
             self.hidden = [p.grad for p in mine]
@@ -246,11 +268,6 @@ class AtOptimizer(Compressed):
             torch._foreach_mul_([p.grad for p in mine if p.grad is not None], float(scale.double().reciprocal()))
         # The optimiser finds everything done; the scaler deletes both when it is back.
         optimizer.found_inf = optimizer.grad_scale = None  # type: ignore[attr-defined]
-
-    def _still_runs(self) -> list[tuple[int, int]]:
-        """The runs of entries of parameters that are not trained now: they do not move, and what is owed stays owed."""
-        spans = zip(self.vector.parameters, self.vector.layout.spans.values(), strict=True)
-        return [(first, first + size) for p, (first, size, _) in spans if not p.requires_grad]
 
     def _check_place(self, args: Any, kwargs: Any) -> None:
         """``ValueError`` for gradients that were not taken where the method takes them."""
@@ -278,18 +295,20 @@ class AtOptimizer(Compressed):
         self.stepped, self.away, self.led = {}, False, False
         self.pending.clear()
         self.vector.pull()
-        if not moved:
+        if not moved and self.rounds.steps == 1:
             self._move_to(self.method.at_rest)
             return
+        rates = [group["lr"] for one in self.optimizers for group in one.param_groups]
         try:
-            talk = exchange(self.method, self.rank, self.vector.flat, self.key(), self.debug, self._still_runs())
+            talk = advance(self.method, self.rank, self.vector.flat, self.key(), rates, self.debug, self.vector.still)
             self.drive(talk, "sending")
         except BaseException:
             self._move_to(self.method.at_rest)  # x is there still, for whoever wants to save it
             raise
         self.vector.push()
-        self.at = self.method.at_rest
         self.count()
+        self.away = self._within
+        self.at = self.rank.lam if self.away else self.method.at_rest
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -305,35 +324,58 @@ class AtOptimizer(Compressed):
             with torch.no_grad():
                 self.vector.pull()
                 self._move_to(self.method.at_rest)
+                if self.aside is not None:
+                    self.leave()
 
     def memory_of_method(self) -> dict[str, Any]:
         if self.at is not None and not self.away:
             self.rest()
         rank = self.rank
-        total, seen = (None if x is None else x.clone() for x in (rank.total, rank.seen))
-        return {"residual": rank.e.clone(), "total": total, "link": freeze(rank.sender), "lam": rank.lam, "seen": seen}
+        total, seen, flying = (None if x is None else x.clone() for x in (rank.total, rank.seen, rank.flying))
+        e = rank.e.clone() if self.method.owes else None
+        state = {"residual": e, "total": total, "link": freeze(rank.sender), "lam": rank.lam, "seen": seen}
+        if any(v is not None for v in rank.v):
+            state["outer"] = freeze(rank.v)
+        if self._within:
+            own = self.vector.flat if self.aside is None else self.aside
+            state |= {"within": own.clone(), "flying": flying}
+        return state
 
     def take(self, state: dict[str, Any]) -> None:
-        sender = thaw(state["link"], self.rank.sender)
+        rank, flying = self.rank, state.get("flying")
+        sender, v = thaw(state["link"], rank.sender), thaw(state["outer"], rank.v) if "outer" in state else rank.v
         self._residual(state["residual"], state["total"])
-        self.rank.sender, self.rank.lam = sender, state["lam"]
-        if self.rank.seen is not None:
-            self.rank.seen.copy_(state["seen"])
+        rank.sender, rank.lam, rank.v, self.aside = sender, state["lam"], v, state.get("within")
+        if rank.seen is not None:
+            rank.seen.copy_(state["seen"])
+        if rank.flying is not None:
+            rank.flying.copy_(flying) if flying is not None else rank.flying.zero_()
 
     def merge(self, states: Sequence[dict[str, Any]]) -> None:
         self.check_merge(self.rank.sender is None, states)
-        self._residual(torch.stack([s["residual"] for s in states]).mean(0), states[0]["total"])
+        require(
+            not any("within" in state for state in states),
+            f"{self.name}: these states are within a round, where each rank has a model of its own: for another number "
+            f"of ranks save them where one has ended, after a multiple of {self.rounds.steps} steps",
+        )
+        owed = [s["residual"] for s in states]
+        self._residual(torch.stack(owed).mean(0) if self.method.owes else None, states[0]["total"])
+        self.aside = None
+        if "outer" in states[0]:
+            self.rank.v = thaw(states[0]["outer"], self.rank.v)
         # The best lambda hangs on the number of ranks: it is measured anew.
         self.rank.lam = self.method.first(self.group.size)
         if self.rank.seen is not None:
             self.rank.seen.zero_()
 
-    def _residual(self, e: Tensor, total: Tensor | None) -> None:
-        """Another residual, for the same x."""
+    def _residual(self, e: Tensor | None, total: Tensor | None) -> None:
+        """Another residual, for the same x; None where nothing is owed."""
         n = self.vector.layout.size
-        require(e.numel() == n, f"this state is of another model: of {e.numel()} trained parameters, not {n}")
+        fits = e is None or e.numel() == n
+        require(fits, f"this state is of another model: of {0 if e is None else e.numel()} trained parameters, not {n}")
         self.rest()
-        self.rank.e.copy_(e)
+        if e is not None:
+            self.rank.e.copy_(e)
         if self.rank.total is not None and total is not None:
             self.rank.total.copy_(total)
         self._move_to(self.method.at_rest)

@@ -113,11 +113,13 @@ def deliver(
     key: Key,
     finite: bool = True,
     since: Since | None = None,
+    senders: bool = False,
 ) -> Talk[tuple[Params, list[State] | None, bool]]:
     """Send a packet to all: the mean of what all packets decode to, the receivers' next states, whether all are finite.
 
     The packets of linear links are averaged. If they are numbers and nothing else, that is an all-reduce in their own
-    precision. If not (DropoutAvg also says which entries it kept) it happens after an all-gather.
+    precision. If not (DropoutAvg also says which entries it kept) it happens after an all-gather. With ``senders``
+    the mean of an entry is that of the ranks that sent it, over a sparse link.
     """
     linear = link.linear and not link.memory
     leaves = list(_leaves(packet))
@@ -147,6 +149,8 @@ def deliver(
         packets.append(one)
         told.append(Since(*words) if unusual else None)
     alike(told, key)
+    if senders:
+        return link.mean_of_senders(packets, layout, key), receivers, True
     if linear:
         seen, _ = link.recv(link.mean(packets, [1.0] * len(packets)), layout, None, key)
         return seen, receivers, True

@@ -25,8 +25,9 @@ from ..errors import CombinationError, require
 from ..train.given import refuse_moving
 from .at_gradient import AtGradient
 from .at_optimizer import AtOptimizer
+from .feedback import Feedback, Method
 from .handle import Compressed, Named, even, parameters
-from .methods import DEF, Feedback, Hook, Method
+from .methods import DEF, Hook
 
 
 def compress(

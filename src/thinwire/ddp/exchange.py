@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,16 +17,18 @@ from torch import Tensor
 
 from ..errors import NonFinite, OutOfSync
 from ..key import Key
+from ..optimizers import keep
 from ..params import Layout, Params, is_finite
 from ..wire import State, dumps, loads
 from .average import deliver
 from .collectives import AllReduce, Gather, Talk
-from .methods import Feedback
+from .feedback import Feedback
+from .sketch import sketch
 
 PIECE = 1 << 16  # entries worked on at a time on a CPU: what stays in a cache between two operations
 EVERY = 16  # steps between two looks at what was measured: a GPU is waited for there
 KEPT = 0.99  # of what was measured, from step to step
-STRIDE = 1024  # entries from one to the next of those that are looked at where a link sends
+STRIDE = 1024  # entries from one to the next of those that are looked at where a link sends at every step
 
 
 @dataclass
@@ -41,6 +43,11 @@ class Rank:
     ranks: int  # K
     lam: float  # the gradient is taken at x - lam * e
     seen: Float[Tensor, "2"] | None  # ||mean p||^2 and mean ||p_k||^2, of what was looked at; None: nobody looks
+    v: list[State] = field(
+        default_factory=lambda: [None]
+    )  # of the outer optimiser, the same on every rank: by fragment
+    flying: Float[Tensor, " d"] | None = None  # mean C(p) of the fragment on its way; None: nothing ever is
+    parts: tuple[Layout, ...] = ()  # of the fragments, one after another
 
     @property
     def lam_star(self) -> float | None:
@@ -51,13 +58,28 @@ class Rank:
         # What ranks do not have in common averages to a K-th: less than that is chance.
         return min(1.0, max(1 / self.ranks, common / own)) if 0 < own < math.inf else None
 
+    def part(self, fragment: int) -> tuple[Layout, slice]:
+        """The layers of a fragment, and where they lie."""
+        if not self.parts:
+            return self.layout, slice(0, self.layout.size)
+        first = sum(part.size for part in self.parts[:fragment])
+        return self.parts[fragment], slice(first, first + self.parts[fragment].size)
 
-def start(method: Feedback, layout: Layout, x: Float[Tensor, " d"], ranks: int) -> Rank:
-    """A rank's state before its first step, from parameters ``x``; there are ``ranks`` of them."""
+
+def start(method: Feedback, layout: Layout, x: Float[Tensor, " d"], ranks: int, parts: Sequence[Layout] = ()) -> Rank:
+    """A rank's state before its first step, from parameters ``x``; there are ``ranks`` of them.
+
+    ``parts`` are the layouts of the fragments, which lie one after another in ``x``.
+    """
     sender = None if method.link is None else method.link.open(layout.zeros())[0]
+    e = torch.zeros_like(x) if method.owes else x.new_zeros(1).expand(len(x))  # one zero for all
     total = torch.zeros_like(x) if method.estimate else None
     seen = torch.zeros(2, dtype=x.dtype, device=x.device) if method.measures else None
-    return Rank(layout, x.clone(), torch.zeros_like(x), total, sender, ranks, method.first(ranks), seen)
+    flying = torch.zeros_like(x) if method.delay else None
+    rank = Rank(layout, x.clone(), e, total, sender, ranks, method.first(ranks), seen, [], flying, tuple(parts))
+    for part, where in map(rank.part, range(method.fragments)):
+        rank.v.append(method.outer.init(Params(part, rank.x[where])))
+    return rank
 
 
 def place(rank: Rank, lam: float, out: Float[Tensor, " d"]) -> None:
@@ -76,6 +98,35 @@ def leave(rank: Rank, lam: float, w: Float[Tensor, " d"]) -> None:
             w_part.sub_(e_part, alpha=lam)
 
 
+def take_in(rank: Rank, at: float, w: Float[Tensor, " d"]) -> None:
+    """What a script has written to parameters that held x - at * e becomes x (of PSync: the rank's own model)."""
+    if at == 0:
+        rank.x.copy_(w)
+    elif not torch.equal(w, rank.x - at * rank.e):
+        torch.sub(rank.x, w, out=rank.e).div_(at)
+
+
+def advance(
+    method: Feedback,
+    rank: Rank,
+    w: Float[Tensor, " d"],
+    key: Key,
+    rates: Sequence[float] = (),
+    debug: bool = False,
+    still: Sequence[tuple[int, int]] = (),
+) -> Talk[None]:
+    """What is due after an optimiser's step, the number of which is ``key.round``: most often nothing.
+
+    ``w`` are the parameters. Other arguments are those of :func:`exchange`.
+    """
+    rounds = method.rounds
+    due, numbered = rounds.due(key.round), key._replace(round=rounds.number(key.round))
+    if due.send is not None:
+        yield from exchange(method, rank, w, numbered, debug, still, due.send, rates)
+    if method.delay and due.apply is not None:
+        land(method, rank, w, still, due.apply, rates)
+
+
 def exchange(
     method: Feedback,
     rank: Rank,
@@ -83,67 +134,157 @@ def exchange(
     key: Key,
     debug: bool = False,
     still: Sequence[tuple[int, int]] = (),
+    fragment: int = 0,
+    rates: Sequence[float] = (),
 ) -> Talk[None]:
-    """One step of all ranks. ``w`` is where the optimiser went from x - lam * e, and becomes x - at_rest * e.
+    """The end of a round of a fragment, on all ranks; ``key.round`` is the number of the exchange.
 
-    The runs of entries ``still`` are of frozen layers: nothing is sent of them, and x and what is owed stay there.
-    Raises with ``debug`` :class:`~thinwire.errors.OutOfSync` if ranks are not at the same step and block, and
+    ``w`` is where the optimiser went from x - lam * e. It becomes x - at_rest * e, or where the fragment's next round
+    begins, x - lam * e; of what is delayed it stays. ``rates`` are the learning rates of the optimisers' groups. The
+    runs of entries ``still`` are of frozen layers: nothing is sent of them, and x and what is owed stay there. Raises
+    with ``debug`` :class:`~thinwire.errors.OutOfSync` if ranks are not at the same step and block, and
     :class:`~thinwire.errors.NonFinite` if one would send NaN or infinity. Without ``debug`` only links raise the
     latter.
     """
-    lam, e = rank.lam, rank.e
-    resting = not (method.at_rest or method.estimate or method.every)  # w is x, but for what is about to be sent
-    for x_part, w_part, e_part in _pieces(rank.x, w, e):
+    (layout, where), lam = rank.part(fragment), rank.lam
+    x, e, w = rank.x[where], rank.e[where], w[where]
+    own = None if rank.total is None else rank.total[where]
+    still = _within(still, where)
+    if method.averages:
+        kept = [x[a:b].clone() for a, b in still]
+        if debug:
+            yield from agree([key.round, [where.start], is_finite(w)])
+        yield AllReduce(w)
+        x.copy_(w)
+        for (a, b), part in zip(still, kept, strict=True):
+            x[a:b] = part
+            w[a:b] = part
+        return
+    direct = method.plain and not method.delay  # x is but for what was sent
+    # w is x, but for what is about to be sent
+    resting = direct and method.fragments == 1 and not (method.at_rest or method.estimate or method.every)
+    local = w.clone() if method.delay else None
+    p = e if method.owes else torch.empty_like(w)
+    faded = [e[a:b] * (1 - method.decay) for a, b in still]  # what is owed of frozen layers does not decay
+    for x_part, w_part, e_part, p_part in _pieces(x, w, e, p):
         torch.sub(x_part, w_part, out=w_part)  # u + lam * e
-        torch.add(w_part, e_part, alpha=1 - lam, out=e_part)  # p = u + e
+        torch.add(w_part, e_part, alpha=method.decay - lam, out=p_part)  # p = u + decay * e
         if resting:
             w_part.copy_(x_part)
-    kept = [_set_aside(rank, w, a, b) for a, b in still]
-    runs = [(0, len(e))] if method.link is not None else list(blocks(method, rank.layout, key))
+    sides = [_set_aside(x, p, own, w, a, b, part) for (a, b), part in zip(still, faded, strict=True)]
+    runs = [(0, len(p))] if method.link is not None else list(blocks(method, layout, key))
     if debug:
-        yield from agree([key.round, [run[0] for run in runs[:1]], is_finite(e)])
+        yield from agree([key.round, [run[0] for run in runs[:1]], is_finite(p)])
+    looks = max(1, EVERY // method.steps)  # exchanges from one look to the next
     if method.link is None:
-        parts = [e[a:b] for a, b in runs]
+        parts = [p[a:b] for a, b in runs]
         arrived = torch.cat(parts) if rank.seen is None else _with_square(parts)
         for a, b in runs:
-            e[a:b] = 0  # p - C(p)
+            p[a:b] = 0  # p - C(p)
         yield AllReduce(arrived)
-        _look(rank, arrived, 1)
+        _look(rank, arrived, method.steps)
     else:
-        packet, seen, rank.sender = method.link.send(Params(rank.layout, e.cpu()), rank.sender, key)
-        mean, _, _ = yield from deliver(method.link, packet, rank.layout, None, key)
-        e.sub_(seen.flat.to(e.device))
+        packet, seen, rank.sender = method.link.send(Params(layout, p.cpu()), rank.sender, key)
+        senders = method.count == "senders"
+        mean, _, _ = yield from deliver(method.link, packet, layout, None, key, senders=senders)
+        if method.owes:
+            e.sub_(seen.flat.to(e.device))
         arrived = mean.flat.to(e.device)
-        if rank.seen is not None and key.round % EVERY == 0:
+        if rank.seen is not None and key.round % looks == 0:
             # What a link sends may be each rank's own choice, and says nothing of the rest: a sample of e does.
-            sample = _with_square([e[key.everyone().number("lambda") % min(STRIDE, len(e)) :: STRIDE]])
+            sample = _with_square([_sample(method, e, key.everyone())])
             yield AllReduce(sample)
-            _look(rank, sample, EVERY)
-    _apply(rank, arrived, runs)
-    if rank.total is not None:
+            _look(rank, sample, looks * method.steps)
+    if direct:
+        _apply(x, own, arrived, runs)
+    else:
+        d = _whole(arrived, runs, x)
+        if rank.flying is None:
+            _step(method, rank, d, fragment, rates, still)
+        else:
+            rank.flying[where] = d
+    if own is not None:
         e.sub_(w)  # minus the estimate: u is forgotten, what was sent towards it is not
-        rank.x.sub_(rank.total)
-    for (a, b), parts in zip(still, kept, strict=True):
-        for vector, part in zip((rank.x, e, rank.total), parts, strict=False):
+        x.sub_(own)
+    for (a, b), kept in zip(still, sides, strict=True):
+        for vector, part in zip((x, e if method.owes else p, own), kept, strict=False):
             vector[a:b] = part  # type: ignore[index]
     if method.every is not None and (key.round + 1) % method.every == 0:
         yield AllReduce(e)
-    if resting:
+    if local is not None:
+        w.copy_(local)
+    elif resting:
         for a, b in runs:
-            w[a:b].copy_(rank.x[a:b])
+            w[a:b].copy_(x[a:b])
     else:
-        place(rank, method.at_rest, w)
-    if method.detach is None and key.round % EVERY == 0:
+        to = method.at_rest if method.fragments == 1 else lam
+        w.copy_(x) if not to else torch.sub(x, e, alpha=to, out=w)
+    if method.detach is None and key.round % looks == 0:
         rank.lam = rank.lam_star or rank.lam
 
 
-def _set_aside(rank: Rank, w: Tensor, a: int, b: int) -> list[Tensor]:
-    """What x, e and the mean estimate are to be on a run that is not sent; of e nothing is left there meanwhile."""
-    e = rank.e[a:b].clone()
-    rank.e[a:b] = 0
-    if rank.total is None:
-        return [rank.x[a:b].clone(), e]
-    return [rank.x[a:b].clone(), e.sub_(w[a:b]), rank.total[a:b].clone()]  # the estimate without the step
+def land(
+    method: Feedback,
+    rank: Rank,
+    w: Float[Tensor, " d"],
+    still: Sequence[tuple[int, int]],
+    fragment: int,
+    rates: Sequence[float],
+) -> None:
+    """Apply what is on its way: x moves, and ``w`` becomes (1 - mix) (x - lam * e) + mix * w."""
+    _, where = rank.part(fragment)
+    assert rank.flying is not None
+    x, w, still = rank.x[where], w[where], _within(still, where)
+    kept = [x[a:b].clone() for a, b in still]
+    _step(method, rank, rank.flying[where], fragment, rates, still)
+    for (a, b), part in zip(still, kept, strict=True):
+        x[a:b] = part
+    begin = torch.sub(x, rank.e[where], alpha=rank.lam)
+    w.mul_(method.mix).add_(begin, alpha=1 - method.mix)
+    rank.flying[where] = 0
+
+
+def _step(
+    method: Feedback, rank: Rank, d: Tensor, fragment: int, rates: Sequence[float], still: Sequence[tuple[int, int]]
+) -> None:
+    """The outer step of a fragment, of which d = mean C(p) came. Its state stays where layers are frozen."""
+    layout, where = rank.part(fragment)
+    before = Params(layout, rank.x[where])
+    x, v = method.apply(before, Params(layout, d), rank.v[fragment], rates)
+    starts = {a for a, _ in still}
+    frozen = [name for name, (first, size, _) in layout.spans.items() if size and first in starts]
+    rank.v[fragment] = keep(method.outer, before, rank.v[fragment], v, frozen) if frozen else v
+    rank.x[where] = x.flat
+
+
+def _within(runs: Sequence[tuple[int, int]], where: slice) -> list[tuple[int, int]]:
+    """The runs that lie in a part of the vector, counted from where it begins."""
+    return [(a - where.start, b - where.start) for a, b in runs if where.start <= a and b <= where.stop]
+
+
+def _sample(method: Feedback, e: Tensor, key: Key) -> Tensor:
+    """Numbers whose mean over ranks says how long the mean of e is: some of e, or between steps a sketch of all."""
+    if method.steps > 1:
+        return sketch(e, key.at("lambda"))
+    return e[key.number("lambda") % min(STRIDE, len(e)) :: STRIDE]
+
+
+def _whole(arrived: Tensor, runs: list[tuple[int, int]], like: Tensor) -> Float[Tensor, " d"]:
+    """What arrived as a vector of all entries, with zeros where nothing was sent."""
+    d, at = torch.zeros_like(like), 0
+    for a, b in runs:
+        d[a:b] = arrived[at : at + b - a]
+        at += b - a
+    return d
+
+
+def _set_aside(x: Tensor, p: Tensor, total: Tensor | None, w: Tensor, a: int, b: int, faded: Tensor) -> list[Tensor]:
+    """What x, e and the mean estimate are to be on a run that is not sent; of p nothing is left there meanwhile."""
+    e = p[a:b] + faded
+    p[a:b] = 0
+    if total is None:
+        return [x[a:b].clone(), e]
+    return [x[a:b].clone(), e.sub_(w[a:b]), total[a:b].clone()]  # the estimate without the step
 
 
 def _with_square(parts: list[Tensor]) -> Float[Tensor, " n"]:
@@ -166,22 +307,24 @@ def _pieces(*vectors: Float[Tensor, " d"]) -> Iterator[tuple[Tensor, ...]]:
     yield from zip(*(torch.split(vector, piece) for vector in vectors), strict=True)
 
 
-def _apply(rank: Rank, arrived: Tensor, runs: list[tuple[int, int]]) -> None:
+def _apply(
+    x: Float[Tensor, " d"], total: Float[Tensor, " d"] | None, arrived: Tensor, runs: list[tuple[int, int]]
+) -> None:
     """x <- x - mean C(p); of estimates the mean of all that was ever sent."""
     at = 0
     for a, b in runs:
         part = arrived[at : at + b - a]
         at += b - a
-        if rank.total is None:
-            rank.x[a:b].sub_(part)
+        if total is None:
+            x[a:b].sub_(part)
         else:
-            rank.total[a:b].add_(part)
+            total[a:b].add_(part)
 
 
 def blocks(method: Feedback, layout: Layout, key: Key) -> Iterator[tuple[int, int]]:
     """The runs of entries that are sent at a step: one, or two where a block goes on at the beginning."""
     spans = [("", 0, layout.size)]
-    if method.scope == "tensor":
+    if method.by_tensor:
         spans = [(name, first, size) for name, (first, size, _) in layout.spans.items() if size]
     for name, first, size in spans:
         begin, length = method.block.block(size, key.at(name) if name else key)
@@ -210,4 +353,5 @@ def output(method: Feedback, rank: Rank) -> Talk[Float[Tensor, " d"]]:
         return rank.x
     mine = rank.e.clone()
     yield AllReduce(mine)
-    return torch.sub(rank.x, mine, alpha=method.at_output)
+    y = torch.sub(rank.x, mine, alpha=method.at_output)
+    return y if rank.flying is None else y.sub_(rank.flying)

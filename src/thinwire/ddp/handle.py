@@ -27,7 +27,7 @@ from ..key import Key
 from ..version import code_version
 from ..wire import VERSION, dumps, loads, restore
 from .collectives import Group, Talk, Traffic, gather, mean
-from .methods import Method
+from .feedback import Method
 from .tie import Tie
 
 FORMAT = 2  # of a state_dict

@@ -1,4 +1,4 @@
-"""Error feedback and its kin for data-parallel training: one loop, four switches.
+"""Error feedback and its kin for data-parallel training: one loop, and its switches.
 
 An Xu, "New Efficient and Privacy-Preserving Methods for Distributed Training", PhD thesis, University of Pittsburgh,
 2023, chapter 2; An Xu, Heng Huang, "Detached Error Feedback for Distributed SGD with Random Sparsification", ICML
@@ -9,8 +9,9 @@ makes a step u from where the gradient was taken (momentum SGD: u = eta * m), an
 
     p = u + e;  send C(p);  e <- p - C(p);  x <- x - mean C(p)
 
-The learning rate is in p, so e is in the units of parameters and a decay of the rate needs no correction. The
-switches of a method say what it is:
+The learning rate is in p, so e is in the units of parameters and a decay of the rate needs no correction. With
+``steps=H`` a rank makes H steps between two exchanges, and u is what they came to: the methods that do so by default
+are in :mod:`.local`. The switches of a method say what it is:
 
 =========  =================  =======================  =====================  ===========
 method     gradient taken at  what is kept             applied to local       evaluated
@@ -33,118 +34,22 @@ right. Weight decay acts where the gradient is taken, as in the authors' code.
 
 from __future__ import annotations
 
-import math
-import warnings
-from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from dataclasses import dataclass
+from typing import Annotated
 
-from ..config import Config
-from ..errors import CombinationError, require
-from ..links import Link, RandomBlock
+from ..errors import require
+from ..links import Link
 from ..ranges import Range
+from . import local
+from .feedback import Method, Ratio
+from .local import *  # noqa: F403
 
 __all__ = ["DEF", "DEFA", "EF", "EF21", "SAEF", "Hook", "Method", "PSync"]
+__all__ += local.__all__
 
 
 @dataclass(frozen=True)
-class Method(Config):
-    """What a rank sends of its step, and what it does with the rest."""
-
-
-@dataclass(frozen=True)
-class Feedback(Method):
-    """The loop of this module. Its subclasses are settings of its switches.
-
-    ``ratio`` is how many times fewer entries are sent: a random block of neighbours, the same on every rank, at a
-    place that the shared seed gives, 4 bytes an entry. ``scope`` is "vector", one block of all parameters, or
-    "tensor", one block of each. In place of a number ``ratio`` may be a link that is a contraction,
-    ``DEF(TopK(0.01))``. Linear links are sent by all-reduce, others by all-gather. Raises ``ValueError`` for a ratio
-    below 1 or infinite, and ``CombinationError`` for a link that is no contraction or has a memory.
-    """
-
-    ratio: float | Link = 64.0
-    scope: Literal["vector", "tensor"] = field(default="vector", kw_only=True)
-
-    def __post_init__(self) -> None:
-        name, ratio = type(self).__name__, self.ratio
-        if not isinstance(ratio, Link):
-            require(
-                1 <= ratio < math.inf,
-                f"{name}(ratio={ratio!r}): a number of at least 1, and finite, or a link such as TopK(0.01)",
-            )
-            return
-        if not ratio.contraction:
-            raise CombinationError(
-                f"{name} needs a link that always keeps a part of what it is given (a contraction); "
-                f"{ratio!r} does not say so (contraction = True in its class), and the residual would grow without "
-                f"bound: take Hook({ratio!r})"
-            )
-        if ratio.memory:
-            raise CombinationError(
-                f"{name} keeps what was not sent itself; {ratio!r} remembers on its own: take Hook({ratio!r})"
-            )
-
-    @property
-    def link(self) -> Link | None:
-        """The link that sends in place of the block, or None."""
-        return self.ratio if isinstance(self.ratio, Link) else None
-
-    @property
-    def block(self) -> RandomBlock:
-        """The block: where it starts, and how many entries it has."""
-        assert not isinstance(self.ratio, Link)
-        return RandomBlock(self.ratio)
-
-    @property
-    def detach(self) -> float | None:
-        """lambda: the gradient is taken at x - lambda * e. None: the best lambda as it is measured."""
-        return 0.0
-
-    @property
-    def measures(self) -> bool:
-        """Whether the best lambda is measured during training. That takes one number (4 bytes) more in each block."""
-        return False
-
-    def first(self, ranks: int) -> float:
-        """lambda before anything was measured.
-
-        Where it is to be measured, (1 + 1 / K) / 2 for K ranks: the best lambda if half of what they owe were common
-        to all.
-        """
-        return (1 + 1 / ranks) / 2 if self.detach is None else self.detach
-
-    def warn(self, ranks: int) -> None:
-        """Warn of a lambda below 1 / K: what K ranks owe has at least that much in common."""
-        if self.measures and self.detach is not None and self.detach < 1 / ranks:
-            warnings.warn(
-                f"{self!r}: of {ranks} ranks the best lam is at least 1/{ranks} = {1 / ranks:.3g}, and a smaller one "
-                "trains worse: leave lam out, and it is measured, or give a larger one",
-                stacklevel=3,
-            )
-
-    @property
-    def at_rest(self) -> float:
-        """The parameters hold x - at_rest * e between steps."""
-        return 0.0
-
-    @property
-    def at_output(self) -> float:
-        """The model that is evaluated is x - at_output * mean e."""
-        return 0.0
-
-    @property
-    def estimate(self) -> bool:
-        """Whether the step itself is estimated. Then e is minus the estimate."""
-        return False
-
-    @property
-    def every(self) -> int | None:
-        """How many steps lie between two averages of the residuals. None: they are never averaged."""
-        return None
-
-
-@dataclass(frozen=True)
-class EF(Feedback):
+class EF(Ratio):
     """Error feedback: what was not sent is added to the next step.
 
     Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019, arXiv:1901.09847; with momentum, Zheng, Huang,
@@ -157,10 +62,10 @@ class EF(Feedback):
 
 
 @dataclass(frozen=True)
-class SAEF(Feedback):
+class SAEF(Ratio):
     """Step-ahead error feedback: the gradient is taken where the error has been applied.
 
-    Every ``average`` steps each rank's residual becomes the mean of all. That happens after the block is sent and
+    Every ``average`` exchanges each rank's residual becomes the mean of all. That happens after the block is sent and
     before the next gradient is taken, and costs as many bytes as a dense gradient, which are in the ledger. None:
     never. Raises ``ValueError`` for an ``average`` below 1. Xu, Huo, Huang, "Step-Ahead Error Feedback for
     Distributed Training with Compressed Gradient", AAAI 2021.
@@ -189,7 +94,7 @@ class SAEF(Feedback):
 
 
 @dataclass(frozen=True)
-class PSync(Feedback):
+class PSync(Ratio):
     """Partial synchronisation: every rank goes its own way, and one block at a time is made equal.
 
     A rank's own model is x - e: it steps with its own gradient, and on the block all models are averaged. So ranks
@@ -217,7 +122,7 @@ class PSync(Feedback):
 
 
 @dataclass(frozen=True)
-class EF21(Feedback):
+class EF21(Ratio):
     """Both ends keep an estimate of each rank's step; what is sent is compressed progress towards the truth.
 
     g <- g + C(u - g); x <- x - mean g. It needs a compressor that sends what is large, ``EF21(TopK(0.1))``. Over
@@ -236,7 +141,7 @@ class EF21(Feedback):
 
 
 @dataclass(frozen=True)
-class DEF(Feedback):
+class DEF(Ratio):
     """Detached error feedback: the gradient is taken at x - lam * e, between x and the rank's own model.
 
     ``averaged()`` gives y = x - mean e, which follows uncompressed SGD: y <- y - mean u. The thesis, Algorithm 1;
@@ -272,7 +177,7 @@ class DEF(Feedback):
 
     @property
     def at_output(self) -> float:
-        return 1.0
+        return 1.0 if self.count == "all" else 0.0  # y <- y - mean u is of the mean over all
 
 
 @dataclass(frozen=True)

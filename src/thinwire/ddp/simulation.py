@@ -43,8 +43,8 @@ from ..train.threads import one_thread, single
 from ..version import code_version
 from ..wire import Packet, State
 from .collectives import Traffic, together
-from .exchange import output, place
-from .methods import Feedback, Method
+from .exchange import output
+from .feedback import Feedback, Method
 from .worker import Worker, batches
 
 
@@ -264,12 +264,13 @@ class Simulation(Run[Result]):
         return record
 
     def _evaluate(self, test: Task) -> Record:
+        flat = self.team[0].vector.flat
+        own = flat.clone()  # within a round it is a model of the worker's own
         values = self._metrics(test, judged=True)
-        if isinstance(self.method, Feedback):
-            if self.method.at_output:
-                values |= {f"{name}_x": value for name, value in self._metrics(test, judged=False).items()}
-            with torch.no_grad():
-                place(self.team[0].rank, self.method.at_rest, self.team[0].vector.flat)
+        if isinstance(self.method, Feedback) and self.method.at_output:
+            values |= {f"{name}_x": value for name, value in self._metrics(test, judged=False).items()}
+        with torch.no_grad():
+            flat.copy_(own)
         self.modes.train()
         return {name: finite(value) for name, value in values.items()}
 

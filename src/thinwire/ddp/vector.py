@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from ..params import Layout
+from .rounds import deal
 
 
 class Vector:
@@ -17,15 +18,21 @@ class Vector:
 
     Of a replicated model the parameters become views of the vector, so that neither need be copied to the other;
     one that somebody puts elsewhere (``p.data = ...``) is brought back by :meth:`pull`. Shards (``DTensor``) lie where
-    FSDP put them: :meth:`pull` and :meth:`push` copy. Raises ``ValueError`` for parameters that are not 32-bit
+    FSDP put them: :meth:`pull` and :meth:`push` copy. Of several ``fragments`` the vector has one after another, and
+    ``parts`` are their layouts. Raises ``ValueError`` for parameters that are not 32-bit
     floats, or not all on one device.
     """
 
-    def __init__(self, named: Sequence[tuple[str, nn.Parameter]]) -> None:
+    def __init__(self, named: Sequence[tuple[str, nn.Parameter]], fragments: int = 1) -> None:
+        fragment = deal([name for name, _ in named], fragments)
+        order = sorted(range(len(named)), key=fragment.__getitem__)
+        named = [named[i] for i in order]
         self.parameters = [p for _, p in named]
         self.sharded = any(isinstance(p, DTensor) for p in self.parameters)
         shapes = [(name, _in_memory(t)) for (name, _), t in zip(named, self.tensors(), strict=True)]
         self.layout = Layout.of(shapes)
+        members = [[self.layout.names[n] for n, i in enumerate(order) if fragment[i] == f] for f in range(fragments)]
+        self.parts = [self.layout.only(names) for names in members]
         device = shapes[0][1].device
         for name, tensor in shapes:
             if tensor.dtype != torch.float32:
@@ -60,6 +67,12 @@ class Vector:
         """What this rank holds of each parameter."""
         with torch.no_grad():
             return [p.to_local() if isinstance(p, DTensor) else p for p in self.parameters]
+
+    @property
+    def still(self) -> list[tuple[int, int]]:
+        """The runs of entries of parameters that are not trained now: they do not move, and what is owed stays owed."""
+        spans = zip(self.parameters, self.layout.spans.values(), strict=True)
+        return [(first, first + size) for p, (first, size, _) in spans if not p.requires_grad]
 
     def pull(self) -> None:
         """The vector from the parameters, wherever they are by now.

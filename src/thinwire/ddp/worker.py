@@ -23,8 +23,9 @@ from ..train.precision import without_cache
 from ..wire import Packet, State, restore
 from .average import LinkEnds, average, ends
 from .collectives import Talk
-from .exchange import exchange, output, place, start
-from .methods import Feedback, Hook, Method
+from .exchange import advance, output, place, start
+from .feedback import Feedback, Method
+from .methods import Hook
 from .vector import Vector
 
 
@@ -62,11 +63,12 @@ class Worker:
         refuse_moving(module)
         named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
         require(bool(named), "the model has no trainable parameters: nothing would be sent")
-        self.vector = Vector(named)
+        fragments = method.fragments if isinstance(method, Feedback) else 1
+        self.vector = Vector(named, fragments)
         self.optimizer = optimizer([p for _, p in named])  # a list, which may be read twice
         self.loss = 0.0
         if isinstance(method, Feedback):
-            self.rank = start(method, self.vector.layout, self.vector.flat, workers)
+            self.rank = start(method, self.vector.layout, self.vector.flat, workers, self.vector.parts)
         else:
             assert isinstance(method, Hook)
             # A link sees layers in their own shapes, whatever their order in memory.
@@ -89,7 +91,7 @@ class Worker:
 
     def backward(self, task: Task, indices: Tensor, key: Key) -> None:
         """The gradient of a mini-batch, at the point where the method takes it."""
-        self.leave()
+        self.leave(key.round)
         self.optimizer.zero_grad()
         device = self.vector.flat.device
         with without_cache(device):
@@ -100,9 +102,12 @@ class Worker:
             raise NonFinite(f"step {key.round}: the loss became {self.loss:.3g}; lower the learning rate")
 
     @torch.no_grad()
-    def leave(self) -> None:
-        """The parameters become the point where the method takes gradients."""
-        if isinstance(self.method, Feedback) and self.rank.lam:
+    def leave(self, made: int = 0) -> None:
+        """The parameters become the point where the method takes gradients, unless they are within a round.
+
+        ``made`` is how many steps were made.
+        """
+        if isinstance(self.method, Feedback) and self.rank.lam and self.method.rounds.rest(made):
             place(self.rank, self.rank.lam, self.vector.flat)
 
     @torch.no_grad()
@@ -117,7 +122,8 @@ class Worker:
         if isinstance(self.method, Feedback):
             clip()
             self.optimizer.step()
-            yield from exchange(self.method, self.rank, self.vector.flat, key)
+            rates = [group["lr"] for group in self.optimizer.param_groups]
+            yield from advance(self.method, self.rank, self.vector.flat, key, rates)
             return
         assert isinstance(self.method, Hook)
         torch._foreach_copy_([self.gradient[name] for name in grads], list(grads.values()))
@@ -137,8 +143,11 @@ class Worker:
     @property
     def memory(self) -> dict[str, State]:
         """What the method keeps between steps."""
-        kept = self.rank if isinstance(self.method, Feedback) else self.ends
-        return {name: value for name, value in vars(kept).items() if name not in ("layout", "ranks")}
+        known = {"layout", "ranks", "parts"}
+        if not isinstance(self.method, Feedback):
+            return {name: value for name, value in vars(self.ends).items() if name not in known}
+        known |= set() if self.method.owes else {"e"}
+        return {name: value for name, value in vars(self.rank).items() if name not in known}
 
     @memory.setter
     def memory(self, memory: dict[str, Any]) -> None:

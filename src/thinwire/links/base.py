@@ -58,6 +58,8 @@ class Link(Config, ABC):
     """The receiver's half keeps a state between messages."""
     absolute: bool = False
     """The receiver sees values near ``x`` itself, whatever x is. Broadcasts need that: they are absolute values."""
+    sparse: bool = False
+    """A message has some entries, and the receiver sees zeros elsewhere: it is known of each entry who sent it."""
 
     def open(self, like: Params) -> tuple[State, State]:
         """The sender's and the receiver's state before the first message.
@@ -127,6 +129,19 @@ class Link(Config, ABC):
         for packet, weight in zip(packets, weights, strict=True):
             total = self.fold(total, packet, weight)
         return self.scale(total, sum(weights))
+
+    def mean_of_senders(self, packets: Sequence[Packet], layout: Layout, key: Key) -> Params:
+        """Of each entry the mean over the packets that have it; zero where none has. Of sparse links without memory.
+
+        A packet has the entries of which something other than zero is seen. ``key`` is that of the first sender, and
+        the others count on from it.
+        """
+        total, count = layout.zeros().flat, layout.zeros().flat
+        for number, packet in enumerate(packets):
+            seen = self.recv(packet, layout, None, key._replace(client=number))[0].flat
+            total.add_(seen)
+            count.add_(seen != 0)
+        return Params(layout, total.div_(count.clamp_(min=1)))
 
     def by_layer(self, packet: Packet, layout: Layout) -> dict[str, Packet]:
         """The parts of a packet of these layers that belong to one layer alone; ``*`` is what belongs to several."""
@@ -209,7 +224,15 @@ class Drawn(Codec):
         return self.unbiased
 
 
-@pass_on(Link, check=("recv",), by_layer=("recv",), shape=("open", "send"), mean=("fold", "scale"), look=("open",))
+@pass_on(
+    Link,
+    check=("recv",),
+    by_layer=("recv",),
+    mean_of_senders=("recv",),
+    shape=("open", "send"),
+    mean=("fold", "scale"),
+    look=("open",),
+)
 class Wrapper(Link):
     """A link around another one, ``inner``: what it does not write, flags and methods, is the inner link's.
 
@@ -257,6 +280,11 @@ class Wrapper(Link):
     def absolute(self) -> bool:  # type: ignore[override]
         return all(link.absolute for link in self.held)
 
+    @property
+    def sparse(self) -> bool:  # type: ignore[override]
+        """As the flags above. A class that writes ``recv`` may move entries: one that does not says ``in_place``."""
+        return type(self).recv is Wrapper.recv and all(link.sparse for link in self.held)
+
     def open(self, like: Params) -> tuple[State, State]:
         return self.inner.open(like)
 
@@ -265,6 +293,10 @@ class Wrapper(Link):
 
     def recv(self, packet: Packet, layout: Layout, rx: State, key: Key) -> tuple[Params, State]:
         return self.inner.recv(packet, layout, rx, key)
+
+
+in_place = property(lambda self: all(link.sparse for link in self.held))
+"""``sparse`` of a wrapper that leaves entries where they are: whether the links in it are."""
 
 
 def floats(packet: Packet) -> float:

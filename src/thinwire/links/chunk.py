@@ -99,6 +99,8 @@ class ChunkTopK(Link):
     values: Codec = Dense()
     rows: bool = False
 
+    sparse = True
+
     def __post_init__(self) -> None:
         if self.k > self._whole:
             raise ValueError(f"{self!r}: a chunk has {self._whole} entries, and k is at most that")

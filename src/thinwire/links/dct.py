@@ -6,6 +6,7 @@ Peng, Quesnelle, Kingma, "DeMo: Decoupled Momentum Optimization", 2024, arXiv:24
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +18,7 @@ from ..key import Key
 from ..params import Layout, Params
 from ..ranges import Count
 from ..wire import Packet, State
-from .base import Link, Wrapper, finite, width
+from .base import Link, Wrapper, finite, in_place, width
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ class DCT(Wrapper):
     inner: Link
     chunk: Count = 64
 
+    sparse = in_place
+
     def open(self, like: Params) -> tuple[State, State]:
         return self.inner.open(self._each(like, forward=True))
 
@@ -50,6 +53,10 @@ class DCT(Wrapper):
     def recv(self, packet: Packet, layout: Layout, rx: State, key: Key) -> tuple[Params, State]:
         seen, rx = self.inner.recv(packet, _single(layout), rx, key)
         return self._back(seen, layout), rx
+
+    def mean_of_senders(self, packets: Sequence[Packet], layout: Layout, key: Key) -> Params:
+        """As of the inner link: of each coefficient the mean over those who sent it."""
+        return self._back(self.inner.mean_of_senders(packets, _single(layout), key), layout)
 
     def _back(self, seen: Params, layout: Layout) -> Params:
         x = self._each(seen, forward=False)

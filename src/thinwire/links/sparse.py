@@ -80,6 +80,7 @@ class Sparse(Codec):
 
     contraction = True
     absolute = True
+    sparse = True
 
     def encode(self, x: Tensor, key: Key) -> Packet:
         positions = set_bits(x).nonzero().view(-1)
@@ -124,6 +125,8 @@ class TopK(Codec):
     share: Share = 0.01
     values: Codec = Dense()
     sampled: bool = False
+
+    sparse = True
 
     @property
     def contraction(self) -> bool:  # type: ignore[override]

@@ -57,6 +57,7 @@ class STC(Codec):
     share: Share = 0.01
 
     contraction = True
+    sparse = True
 
     def encode(self, x: Tensor, key: Key) -> Packet:
         flat = x.reshape(-1)

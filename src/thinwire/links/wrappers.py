@@ -15,7 +15,7 @@ from ..errors import check, require
 from ..key import Key
 from ..params import Layout, Params
 from ..wire import Packet, State
-from .base import Codec, LBGMTest, Link, Wrapper, finite, join, parts
+from .base import Codec, LBGMTest, Link, Wrapper, finite, in_place, join, parts
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,8 @@ class Flat(Wrapper):
     """
 
     inner: Codec
+
+    sparse = in_place
 
     def send(self, x: Params, tx: State, key: Key) -> tuple[Packet, Params, State]:
         packet, flat = self.inner.coded(x.to(torch.float32).flat, key)
@@ -57,6 +59,8 @@ class Layerwise(Wrapper):
     """
 
     inner: Link
+
+    sparse = in_place
 
     def open(self, like: Params) -> tuple[State, State]:
         return apart(self, {name: self.inner.open(like.only([name])) for name in like.names})
@@ -109,6 +113,8 @@ class Partition(Wrapper):
     """
 
     links: dict[str, Link]
+
+    sparse = in_place
 
     def __post_init__(self) -> None:
         require(bool(self.links), 'Partition needs at least one rule, such as {"*": Dense()}')

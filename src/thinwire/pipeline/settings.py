@@ -9,8 +9,9 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from ..ddp.methods import Feedback, Hook, Method
-from ..errors import require
+from ..ddp.feedback import Feedback, Method
+from ..ddp.methods import Hook
+from ..errors import CombinationError, require
 from ..links import Dense
 from .base import Schedule
 from .losses import Loss, mean_loss
@@ -60,6 +61,11 @@ def settle(settings: Settings) -> Settings:
     require(type(replicas) is int and replicas >= 1, f"replicas={replicas!r}: a whole number of pipelines, at least 1")
     fits = isinstance(average, Feedback | Hook)
     require(fits, f"average={average!r}: what replicas send, a method such as DEF(ratio=64) or Hook(TopK(0.01))")
+    if isinstance(average, Feedback) and average.steps > 1:
+        raise CombinationError(
+            f"average={average!r}: replicas of a pipeline exchange after every step: take steps=1, or compress() a "
+            f"whole model"
+        )
     return settings
 
 

@@ -10,7 +10,7 @@ from ..algorithms.auto import Auto
 from ..algorithms.base import Algorithm
 from ..config import Config
 from ..data import Augment, Split
-from ..ddp.methods import Method
+from ..ddp.feedback import Method
 from ..expression import settings, shape, vocabulary
 from ..federated.network import Network
 from ..federated.privacy import Privacy

@@ -13,7 +13,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ..config import complete
-from ..ddp.methods import METHODS, Feedback, Hook, Method
+from ..ddp.feedback import Feedback, Method
+from ..ddp.methods import METHODS, Hook
 from ..ddp.simulation import Setting, Simulation
 from ..ddp.worker import Worker, enough
 from ..errors import ExpressionError, nearest, require
