@@ -81,7 +81,7 @@ def test_plain_model_parallelism_has_the_gradient_of_backpropagation() -> None:
 def test_the_lemma_compares_with_backpropagation_where_each_part_was_when_the_batch_went_forward(
     schedule: Schedule,
 ) -> None:
-    """After each tick a copy is taken. Batch n is at part k p_0 + ... + p_(k-1) ticks later, and goes back after m_k."""
+    """After each tick a copy is taken. Batch n is at part k p_0 + ... + p_(k-1) ticks later, and back m_k later."""
     stages, lags = parts(), schedule.delays(3)
     p = [*schedule.p[:2], 0] if isinstance(schedule, DSP) else [0, 0, 0]
     training, drawn = watched(schedule, stages), batches(12)
