@@ -1787,11 +1787,13 @@ METHODS = [
     ),
     Method(
         "FedSMExtra",
-        trained=("FedSMExtra(lam=0.6, start=4)",),
+        trained=(
+            "FedSMExtra(lam=0.6, start=4)",
+            "FedSMExtra(lam=0.6, form='epoch', start=2, up=ErrorFeedback(TopK(0.3)))",
+        ),
         refused={
             "FedSMExtra(start=0)": "FedSMExtra(start=0): start must be at least 1",
             "FedSMExtra(gamma=0.5)": ("FedSMExtra(gamma=0.5): the selector has an output for the global model itself"),
-            "FedSMExtra(form='epoch')": "FedSMExtra(form='epoch'): its selector takes a step a mini-batch",
             "LUAR(FedSMExtra(), recycle=1)": (
                 "LUAR over FedSMExtra: its server keeps models that stand still while the selector is trained, which a "
                 "layer that is recycled and not sent would put out of step"

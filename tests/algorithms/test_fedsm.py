@@ -327,6 +327,38 @@ def test_models_come_first_then_all_of_them_once_then_the_selector_alone(later: 
     assert [floats["down", number] for number in (1, 2, 3, 4)] == [2 * wg, 2 * wg, wg + ws + 3 * wg, ws]
 
 
+def test_the_selector_of_extra_rounds_takes_a_step_of_adam_an_epoch_whose_moments_are_averaged() -> None:
+    """Two clients, one after the other by hand: full-batch Adam at the mean selector and the mean moments."""
+    method = FedSMExtra(LOCAL, selecting=LocalAdam(0.02), form="epoch", selector="linear", start=1, weights="uniform")
+    run = run_of(method, 1, small, sites())
+    before = run.server
+    assert [e.floats for e in run.ledger if e.direction == "up"] == [2 * 10] * 3  # no moments in the models' rounds
+    with run.pool:
+        for _ in range(2):
+            run.step(evaluate=False)
+    wg, ws = 4 * 2 + 2, 4 * 4 + 4
+    assert [e.floats for e in run.ledger if e.round == 3 and e.direction == "up"] == [3 * ws] * 3
+    assert [e.floats for e in run.ledger if e.round == 2 and e.direction == "down"] == [wg + 3 * ws + 3 * wg] * 3
+    models = [run.module(client) for client in (None, 0, 1, 2)]
+    weight, bias = (before.x[f"selector.1.{name}"].double() for name in ("weight", "bias"))
+    m, v = torch.zeros(4, 5, dtype=torch.float64), torch.zeros(4, 5, dtype=torch.float64)
+    for step in (1, 2):
+        results = []
+        for task in sites():
+            x, y = task.batch(torch.arange(len(task)))
+            losses = torch.stack([torch.nn.functional.cross_entropy(f(x), y, reduction="none") for f in models])
+            w = torch.cat([weight, bias[:, None]], 1).requires_grad_()
+            scores = x.flatten(1).double() @ w[:, :4].T + w[:, 4]
+            (g,) = torch.autograd.grad(torch.nn.functional.cross_entropy(scores, losses.argmin(0)), w)
+            m_k, v_k = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
+            moved = w - 0.02 * (m_k / (1 - 0.9**step)) / ((v_k / (1 - 0.999**step)).sqrt() + 1e-8)
+            results.append((moved.detach(), m_k, v_k))
+        whole, m, v = (torch.stack(each).mean(0) for each in zip(*results, strict=True))
+        weight, bias = whole[:, :4], whole[:, 4]
+    torch.testing.assert_close(run.server.x["selector.1.weight"].double(), weight, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(run.server.x["selector.1.bias"].double(), bias, rtol=1e-4, atol=1e-5)
+
+
 def test_models_stand_still_while_the_selector_is_trained(later: Simulation) -> None:
     before = run_of(later.algorithm, 2, small, sites())
     for client in (None, 0, 1, 2):

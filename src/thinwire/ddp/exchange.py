@@ -51,6 +51,12 @@ class Rank:
         # What ranks do not have in common averages to a K-th: less than that is chance.
         return min(1.0, max(1 / self.ranks, common / own)) if 0 < own < math.inf else None
 
+    @property
+    def lam_rule(self) -> float | None:
+        """The lambda that is not given: the middle one of 1/2, the measured one and its square root."""
+        best = self.lam_star
+        return None if best is None else sorted((best, math.sqrt(best), 0.5))[1]
+
 
 def start(method: Feedback, layout: Layout, x: Float[Tensor, " d"], ranks: int) -> Rank:
     """A rank's state before its first step, from parameters ``x``; there are ``ranks`` of them."""
@@ -134,7 +140,7 @@ def exchange(
     else:
         place(rank, method.at_rest, w)
     if method.detach is None and key.round % EVERY == 0:
-        rank.lam = rank.lam_star or rank.lam
+        rank.lam = rank.lam_rule or rank.lam
 
 
 def _set_aside(rank: Rank, w: Tensor, a: int, b: int) -> list[Tensor]:
