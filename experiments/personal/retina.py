@@ -94,7 +94,7 @@ ROWS = {
     "Ditto": Row("Ditto(local={adam}, lam=0.1)"),
     "FedBN": Row("FedBN(local={adam})"),
 }
-    "FedSM with pFedMe": Row("FedSM({fixed}, personal=pFedMe({sgd}, lam=1.0, eta=0.75), {epoch}, {selector})", SGD),
+IN_PLACE = {  # of SoftPull in FedSM: Table 14. Of two shared models the global one has a fixed rate
     "FedSM with FT": Row("FedSM({adam}, personal=FT(FedAvg({adam}), epochs=5), {epoch}, {selector})"),
     "FedSM with APFL": Row("FedSM({sgd}, personal=APFL(local={sgd}, adaptive=True), {epoch}, {selector})", SGD),
     "FedSM with Per-FedAvg": Row(
