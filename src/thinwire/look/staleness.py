@@ -53,12 +53,10 @@ Reading = tuple[str, list[Stale]]  # the name of a schedule, and its parts at ea
 
 @dataclass(frozen=True)
 class Staleness(Look[Reading]):
-    """Needs a study of `thinwire pipeline run` with --record staleness.
+    """Needs a study of `thinwire pipeline run` with --record staleness."""
 
-    g' is the gradient of backpropagation at today's parameters, g" that at the parameters with which the batch went
-    forward. The last column is the ratio that Lemma 1.4.1 bounds: ||g - g"|| by how far this part and those after it
-    moved.
-    """
+    # g' is the gradient of backpropagation at today's parameters, g" that at those with which the batch went forward.
+    # "by the ways" is the ratio that Lemma 1.4.1 bounds: ||g - g"|| by how far this part and those after it moved.
 
     def read(self, run: RecordedRun) -> Reading:
         if not (parts := stale(run.rounds)):
