@@ -1735,8 +1735,46 @@ METHODS = [
             "FedSM(lam=0.6)",
             "FedSM(LocalAdam(0.02, batch=8), form='epoch', up=ErrorFeedback(TopK(0.3)), personal=EF21(TopK(0.3)))",
             "LUAR(FedSM(weights='steps'), recycle=1)",
+            "FedSM(personal=FT(FedAvg(), epochs=1.0), up=ErrorFeedback(TopK(0.3)))",
+            "FedSM(form='epoch', personal=APFL(adaptive=True), down=EF21(TopK(0.3)))",
+            "FedSM(opt=Adam(0.03), personal=Ditto(opt=Adam(0.03), lam=1.0), up=ErrorFeedback(TopK(0.3)))",
+            "FedSM(LocalAdam(0.02), personal=PerFedAvg(alpha=0.1), up=LBGM(threshold=0.5))",
+            "FedSM(personal=pFedMe(lam=2.0, eta=0.25), weights='uniform')",
+            "LUAR(FedSM(personal=pFedMe(lam=2.0, eta=0.25, opt=Adam(0.03)), opt=Adam(0.03)), recycle=1)",
         ),
+        payload={
+            # 3640 bytes of a model, and 18720 of a selector with an output for each of eight clients, and structure
+            "FedSM(personal=FT(FedAvg()))": (22384, 22384),
+            "FedSM(personal=Ditto())": (26032, 22384),
+            "FedSM(personal=pFedMe())": (29684, 26040),
+        },
         refused={
+            "FedSM(personal=FedAvg())": (
+                "FedSM(personal=FedAvg()): FedAvg leaves no model with its clients; take FT(FedAvg()), APFL(), "
+                "Ditto(), PerFedAvg() or pFedMe(), or for SoftPull a link such as personal=Dense()"
+            ),
+            "FedSM(personal=SoftPull())": "...SoftPull leaves no model with its clients;...",
+            "FedSM(lam=0.5, personal=Ditto())": (
+                "FedSM(personal=Ditto(lam=0.1)): lam=0.5 is SoftPull's, in whose place the method is; leave lam out"
+            ),
+            "FedSM(personal=Ditto(up=Half()))": (
+                "FedSM(personal=Ditto(up=Half(), lam=0.1)): messages are FedSM's, so up=Half() has to be given to "
+                "FedSM and left out of the method"
+            ),
+            "FedSM(personal=FT(FedAvg(weights='uniform')))": "...so weights='uniform' has to be given to FedSM...",
+            "FedSM(personal=pFedMe(LocalSGD(keep=True)))": (
+                "...a client keeps what the trainer of the global model remembers, and this is another; leave keep at "
+                "False, or give both the same local"
+            ),
+            "FedSM(personal=FedPer())": (
+                "FedSM(personal=FedPer()): the method has to send one whole model each way, as FedAvg does; FedPer "
+                "sends something else"
+            ),
+            "FedSM(personal=FT(SCAFFOLD()))": "...as FedAvg does; FT sends something else",
+            "FedSMExtra(personal=Ditto())": (
+                "FedSMExtra(personal=Ditto(lam=0.1)): its selector is trained on the losses of models that the server "
+                "sends to all, which are SoftPull's; give personal a link, or take FedSM"
+            ),
             "FedSM(lam=-0.1)": "FedSM(lam=-0.1): lam must be in [0, 1]",
             "FedSM(gamma=2)": "FedSM(gamma=2.0): gamma is a share, 0 to 1",
             "FedSM(selecting=LocalAdam(keep=True))": "FedSM(selecting=...leave keep at False",
@@ -1751,11 +1789,13 @@ METHODS = [
     ),
     Method(
         "FedSMExtra",
-        trained=("FedSMExtra(lam=0.6, start=4)",),
+        trained=(
+            "FedSMExtra(lam=0.6, start=4)",
+            "FedSMExtra(lam=0.6, form='epoch', start=2, up=ErrorFeedback(TopK(0.3)))",
+        ),
         refused={
             "FedSMExtra(start=0)": "FedSMExtra(start=0): start must be at least 1",
             "FedSMExtra(gamma=0.5)": ("FedSMExtra(gamma=0.5): the selector has an output for the global model itself"),
-            "FedSMExtra(form='epoch')": "FedSMExtra(form='epoch'): its selector takes a step a mini-batch",
             "LUAR(FedSMExtra(), recycle=1)": (
                 "LUAR over FedSMExtra: its server keeps models that stand still while the selector is trained, which a "
                 "layer that is recycled and not sent would put out of step"

@@ -89,16 +89,48 @@ def thesis(parts: int) -> dict[str, float]:
     return of.get(parts, {})
 
 
+ONE_RATE = "one rate, "  # before the number of parts, in the setting of a line whose rate is that of all rows
+
+
 def trained() -> list[Line]:
-    """The lines of CIFAR-10 as those of claims: a setting is a number of parts."""
-    path = ROOT / "experiments/dsp/results/cifar10.jsonl"
+    """The lines of CIFAR-10 as those of claims: a setting is a number of parts, and whether all rows have one rate."""
+    return [*_trained("cifar10", ""), *_trained("cifar10_one_rate", ONE_RATE)]
+
+
+def _trained(name: str, before: str) -> list[Line]:
+    path = ROOT / f"experiments/dsp/results/{name}.jsonl"
     found = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    lines = [line for line in found if line["part"] == "curve" and "diverged" not in line]
-    settings = [{"name": f"{line['parts']} part{'s' if line['parts'] > 1 else ''}"} for line in lines]
+    lines = [line for line in found if line["part"] == "curve" and "diverged" not in line and not line.get("tiny")]
+    settings = [{"name": f"{before}{line['parts']} part{'s' if line['parts'] > 1 else ''}"} for line in lines]
     return [
         {"setting": setting, "accuracy_mean_of_last_5": line["accuracy"], **{n: line[n] for n in ("row", "seed")}}
         for setting, line in zip(settings, lines, strict=True)
     ]
+
+
+@table
+def dsp_one_rate() -> list[str]:
+    """Backpropagation beside DSP and FR at one rate for all, and the difference by seeds that both have."""
+    results = read(
+        "experiments/dsp/results/cifar10_one_rate.jsonl",
+        "python experiments/dsp/train.py --lr 0.01 --plain --examples 4000 --epochs 40 --model resnet8_half "
+        "--autocast none --seeds 0 1 2 3 4 5 6 7 --parts 3 4",
+    )
+    groups: dict[tuple[int, str], dict[int, float]] = {}
+    for line in results.all(part="curve", optimizer="SGD"):
+        if "diverged" not in line and (line["parts"] == 1 or line["row"] in thesis(line["parts"])):
+            groups.setdefault((line["parts"], line["row"]), {})[line["seed"]] = line["accuracy"]
+    plain = groups.get((1, "BP"), {})
+    rows = []
+    for (parts, row), found in sorted(groups.items(), key=lambda group: (group[0][0], list(group[1]), group[0][1])):
+        both = sorted(plain.keys() & found.keys()) if parts > 1 else []
+        each = [100 * (found[seed] - plain[seed]) for seed in both]
+        spread = f" ± {statistics.stdev(each):.1f}" if len(each) > 1 else ""
+        ahead = f"{statistics.mean(each):+.1f}{spread}" if each else ""
+        papers = f"{thesis(parts)[row] - thesis(1)['BP']:+.2f}" if parts > 1 else ""
+        rows.append([f"`{row}`", str(parts), str(len(found)), mean(found.values()), ahead, papers])
+    head = ["schedule", "parts", "seeds", "mean of the last 5", "points to BP, by seed", "thesis: to BP"]
+    return markdown(head, rows, (0,))
 
 
 @table

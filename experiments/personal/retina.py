@@ -94,6 +94,18 @@ ROWS = {
     "Ditto": Row("Ditto(local={adam}, lam=0.1)"),
     "FedBN": Row("FedBN(local={adam})"),
 }
+IN_PLACE = {  # of SoftPull in FedSM: Table 14. Of two shared models the global one has a fixed rate
+    "FedSM with FT": Row("FedSM({adam}, personal=FT(FedAvg({adam}), epochs=5), {epoch}, {selector})"),
+    "FedSM with APFL": Row("FedSM({sgd}, personal=APFL(local={sgd}, adaptive=True), {epoch}, {selector})", SGD),
+    "FedSM with Per-FedAvg": Row(
+        "FedSM({fixed}, personal=PerFedAvg(local={sgd}, alpha=0.3), {epoch}, {selector})", SGD
+    ),
+    "FedSM with pFedMe": Row(
+        "FedSM({fixed}, personal=pFedMe(local={sgd}, lam=1.0, eta=0.75), {epoch}, {selector})", SGD
+    ),
+    "FedSM with Ditto": Row("FedSM({adam}, personal=Ditto(local={adam}, lam=0.1), {epoch}, {selector})"),
+}
+ROWS |= IN_PLACE
 SWEEP = {
     f"FedSM, lam {lam}": Row(f"FedSM({{adam}}, lam={lam}, {{epoch}}, {{selector}})") for lam in LAMBDAS
 }  # at FedSM's rate
@@ -109,6 +121,7 @@ def expression(row: Row, lr: float, rounds: int, o: argparse.Namespace) -> str:
         adam=f"LocalAdam({common})",
         kept=f"LocalAdam({common}, keep=True)",
         sgd=f"LocalSGD({common})",
+        fixed=f"LocalAdam(0.003, batch={o.batch})",
         selector=(f'selector="{o.selector}"' if o.data == "retina" else FASHION),
         epoch=EPOCH,
         batch=BATCH,
@@ -386,6 +399,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--workers", type=int, help="clients trained at once (default: one a core)")
     parser.add_argument("--into", type=Path, help="file of the results (default: one for each data set and size)")
     parser.add_argument("--out", type=Path, help="a folder for whole runs, which then resume where they stopped")
+    parser.add_argument("--list", action="store_true", help="print the rows and their methods, and train nothing")
     parser.add_argument("--table", action="store_true", help="print what is in the results, and train nothing")
     return parser
 
@@ -406,6 +420,10 @@ def main(words: Sequence[str] | None = None) -> None:
     o = read(options(), words)
     if o.table:
         table(o)
+        return
+    if o.list:
+        for name, row in rows_of(o).items():
+            print(f"{name}: {expression(row, o.lr or row.rates[0], o.rounds, o)}")
         return
     left_out: Sequence[int | None] = [None if o.unseen in (None, "all") else int(o.unseen)]
     if o.unseen == "all":

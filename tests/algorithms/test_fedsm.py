@@ -49,6 +49,62 @@ def test_the_global_model_is_that_of_fedavg_bit_for_bit(model: Any) -> None:
         assert torch.equal(value, global_model[name])
 
 
+IN_PLACE = {  # of SoftPull: Table 14 of the thesis, and Ditto; what is trained alike is sent once
+    "FT": "FT(FedAvg({local}), epochs=2.0)",
+    "APFL": "APFL({local}, adaptive=True)",
+    "Ditto": "Ditto({local}, lam=0.5)",
+    "Per-FedAvg": "PerFedAvg({local}, alpha=0.1)",
+    "pFedMe": "pFedMe({local}, lam=2.0, eta=0.25, weights='examples')",
+    "Ditto, trained in another way": "Ditto({other}, lam=0.5)",
+    "APFL with an optimiser of its own": "APFL({local}, opt=Adam(0.03))",
+}
+
+
+@pytest.mark.parametrize("model", [mlp, normed])
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_in_softpulls_place_a_method_makes_the_models_that_it_makes_alone(name: str, model: Any) -> None:
+    """To the bit, as it is FedAvg's global model; a client that was never drawn has what it has alone too."""
+    alone = IN_PLACE[name].format(local="LocalSGD(0.1, batch=16)", other="LocalAdam(0.01, batch=8)")
+    methods = [FedAvg(LOCAL), tw.parse(alone), tw.parse(f"FedSM(LocalSGD(0.1, batch=16), personal={alone})")]
+    fedavg, method, fedsm = (run_of(each, 2, model, sample=2, seed=3, dropout=0.2).result() for each in methods)
+    pairs = [(fedavg.module, fedsm.module), *((method.personal(k), fedsm.personal(k)) for k in range(3))]
+    for one, other in pairs:
+        values = other.state_dict()
+        assert all(torch.equal(value, values[layer]) for layer, value in one.state_dict().items())
+
+
+@pytest.mark.parametrize(("method", "up", "down"), [("FT(FedAvg())", 1, 1), ("Ditto()", 2, 1), ("pFedMe()", 3, 2)])
+def test_a_method_in_softpulls_place_sends_what_its_models_are_made_of(method: str, up: int, down: int) -> None:
+    """Models beside a selector: FT's are made of examples, Ditto's are sent up, pFedMe's w goes both ways."""
+    for entry in run_of(tw.parse(f"FedSM(personal={method})"), 1).ledger:
+        assert entry.floats == (up if entry.direction == "up" else down) * WG + WS
+
+
+def test_the_selector_chooses_among_the_models_of_a_method_in_softpulls_place() -> None:
+    result = run_of(FedSM(LOCAL, personal=tw.Ditto(LOCAL)), 2).result()
+    inputs = handwriting()[1].batch(torch.arange(40))[0]
+    shares = result.beside["selector"](inputs).softmax(1)
+    expected = torch.stack([result.personal(int(k))(x[None])[0] for k, x in zip(shares.argmax(1), inputs, strict=True)])
+    torch.testing.assert_close(result.predict(inputs), expected)
+
+
+def test_models_made_of_examples_are_trained_once_for_all_predictions() -> None:
+    run = run_of(FedSM(LOCAL, personal=tw.FT(FedAvg(LOCAL))), 1)
+    asked, adapt = [], run.adapt
+    run.adapt = lambda client, kept: asked.append(client) or adapt(client, kept)  # type: ignore[method-assign]
+    result, inputs = run.result(), handwriting()[1].batch(torch.arange(40))[0]
+    assert torch.equal(result.predict(inputs), result.predict(inputs))
+    assert sorted(asked) == sorted(set(result.selected(inputs).tolist()))
+    run.step(evaluate=False)
+    with pytest.raises(ValueError, match="this result is of round 1"):
+        result.predict(inputs)
+
+
+def test_what_clients_send_of_their_own_models_is_never_shortened() -> None:
+    with pytest.raises(CombinationError, match="own/state is a model as it is, and clip= bounds changes"):
+        Simulation(FedSM(LOCAL, personal=tw.Ditto(LOCAL)), mlp, handwriting()[0][:3], clip=1.0)
+
+
 def layers(**named: list[float]) -> Params:
     return Params.of([(name.replace("_", "."), torch.tensor(value)) for name, value in named.items()])
 
@@ -269,6 +325,38 @@ def test_models_come_first_then_all_of_them_once_then_the_selector_alone(later: 
     floats = {(e.direction, e.round): e.floats for e in later.ledger}
     assert [floats["up", number] for number in (1, 2, 3, 4)] == [2 * wg, 2 * wg, ws, ws]
     assert [floats["down", number] for number in (1, 2, 3, 4)] == [2 * wg, 2 * wg, wg + ws + 3 * wg, ws]
+
+
+def test_the_selector_of_extra_rounds_takes_a_step_of_adam_an_epoch_whose_moments_are_averaged() -> None:
+    """Two clients, one after the other by hand: full-batch Adam at the mean selector and the mean moments."""
+    method = FedSMExtra(LOCAL, selecting=LocalAdam(0.02), form="epoch", selector="linear", start=1, weights="uniform")
+    run = run_of(method, 1, small, sites())
+    before = run.server
+    assert [e.floats for e in run.ledger if e.direction == "up"] == [2 * 10] * 3  # no moments in the models' rounds
+    with run.pool:
+        for _ in range(2):
+            run.step(evaluate=False)
+    wg, ws = 4 * 2 + 2, 4 * 4 + 4
+    assert [e.floats for e in run.ledger if e.round == 3 and e.direction == "up"] == [3 * ws] * 3
+    assert [e.floats for e in run.ledger if e.round == 2 and e.direction == "down"] == [wg + 3 * ws + 3 * wg] * 3
+    models = [run.module(client) for client in (None, 0, 1, 2)]
+    weight, bias = (before.x[f"selector.1.{name}"].double() for name in ("weight", "bias"))
+    m, v = torch.zeros(4, 5, dtype=torch.float64), torch.zeros(4, 5, dtype=torch.float64)
+    for step in (1, 2):
+        results = []
+        for task in sites():
+            x, y = task.batch(torch.arange(len(task)))
+            losses = torch.stack([torch.nn.functional.cross_entropy(f(x), y, reduction="none") for f in models])
+            w = torch.cat([weight, bias[:, None]], 1).requires_grad_()
+            scores = x.flatten(1).double() @ w[:, :4].T + w[:, 4]
+            (g,) = torch.autograd.grad(torch.nn.functional.cross_entropy(scores, losses.argmin(0)), w)
+            m_k, v_k = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
+            moved = w - 0.02 * (m_k / (1 - 0.9**step)) / ((v_k / (1 - 0.999**step)).sqrt() + 1e-8)
+            results.append((moved.detach(), m_k, v_k))
+        whole, m, v = (torch.stack(each).mean(0) for each in zip(*results, strict=True))
+        weight, bias = whole[:, :4], whole[:, 4]
+    torch.testing.assert_close(run.server.x["selector.1.weight"].double(), weight, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(run.server.x["selector.1.bias"].double(), bias, rtol=1e-4, atol=1e-5)
 
 
 def test_models_stand_still_while_the_selector_is_trained(later: Simulation) -> None:

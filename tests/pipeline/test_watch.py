@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import thinwire as tw
-from thinwire.pipeline import BPK, DSP, GPipe, PipeDream, Simulation
+from thinwire.pipeline import BPK, DSP, FR, GPipe, PipeDream, Simulation
 from thinwire.pipeline.schedule import Schedule
-from thinwire.pipeline.watch import Watch, backpropagate, difference, due, mean_moved, size
+from thinwire.pipeline.watch import Watch, backpropagate, difference, due, lemma, mean_moved, size
 
 
 def parts() -> list[nn.Module]:
@@ -29,7 +29,7 @@ def batches(count: int) -> list[tuple[Tensor, Tensor]]:
 def watched(schedule: Schedule, stages: list[nn.Module]) -> Simulation:
     training = Simulation(stages, lambda p: torch.optim.SGD(p, lr=0.5), schedule)
     for stage in training.stages.values():
-        stage.watch = Watch()
+        stage.watch = Watch(schedule.delays(3)[0])
     return training
 
 
@@ -77,6 +77,60 @@ def test_plain_model_parallelism_has_the_gradient_of_backpropagation() -> None:
     assert last == pytest.approx(0, abs=1e-6)  # what it is given was computed with the parameters as they are
 
 
+@pytest.mark.parametrize("schedule", [DSP((1, 1, 0), (4, 2, 0)), DSP((2, 1, 0), (7, 3, 0)), FR()])
+def test_the_lemma_compares_with_backpropagation_where_each_part_was_when_the_batch_went_forward(
+    schedule: Schedule,
+) -> None:
+    """After each tick a copy is taken. Batch n is at part k p_0 + ... + p_(k-1) ticks later, and back m_k later."""
+    stages, lags = parts(), schedule.delays(3)
+    p = [*schedule.p[:2], 0] if isinstance(schedule, DSP) else [0, 0, 0]
+    training, drawn = watched(schedule, stages), batches(12)
+    copies = [[flat(stage)] for stage in stages]
+    for x, y in drawn:
+        training.step(x, y)
+        for part, stage in enumerate(stages):
+            copies[part].append(flat(stage))
+    seen = 0
+    for part in range(3):
+        watch = training.stages[part].watch
+        assert watch is not None
+        assert watch.gradient is not None
+        batch, gradient = watch.gradient
+        at = [batch + sum(p[:k]) for k in range(3)]
+        whole = nn.Sequential(*copy.deepcopy(stages))
+        for k, layers in enumerate(whole):
+            nn.utils.vector_to_parameters(copies[k][at[k]], layers.parameters())
+        F.cross_entropy(whole(drawn[batch][0]), drawn[batch][1]).backward()
+        by = torch.cat([weight.grad.flatten() for weight in whole[part].parameters() if weight.grad is not None])
+        ways = sum(float((copies[k][at[k] + lags[k]] - copies[k][at[k]]).norm()) for k in range(part, 3))
+        before = [flat(stage) for stage in stages]
+        found = lemma([training.stages[k] for k in range(3)], part, *drawn[batch])
+        assert found is not None
+        assert found == pytest.approx((float((gradient - by).norm()), float(by.norm()), ways), abs=1e-6)
+        assert all(torch.equal(flat(stage), known) for stage, known in zip(stages, before, strict=True))
+        seen += found.ratio is not None and found.ratio > 0.01
+    assert seen == 1  # the last part waits for nobody, and the middle one is linear: only the first is elsewhere
+
+
+def test_there_is_no_lemma_of_micro_batches_or_of_a_batch_that_was_not_kept() -> None:
+    assert all(lemma_of(GPipe(2), behind) is None for behind in (0, 4))
+    assert lemma_of(DSP((1, 1, 0), (4, 2, 0)), 0) is None
+    assert lemma_of(BPK(), 0) == pytest.approx((0, lemma_of(BPK(), 0)[1], 0), abs=1e-6)  # type: ignore[index]
+
+
+def lemma_of(schedule: Schedule, behind: int) -> Any:
+    """Of the first part after eight ticks."""
+    training, drawn = watched(schedule, parts()), batches(8)
+    for stage in training.stages.values():
+        stage.watch = Watch(behind)
+    for x, y in drawn:
+        training.step(x, y)
+    own = training.stages[0].watch
+    assert own is not None
+    assert own.gradient is not None
+    return lemma([training.stages[part] for part in range(3)], 0, *drawn[own.gradient[0]])
+
+
 def test_backpropagation_through_the_parts_is_that_of_the_whole_model() -> None:
     stages, ((x, y),) = parts(), batches(1)
     training = watched(BPK(), stages)
@@ -106,3 +160,9 @@ def test_a_watched_training_is_the_same_and_goes_on_from_its_bytes_to_the_same_d
         one.step(*drawn[5])
     assert [mean_moved(s) for s in again.stages.values()] == [mean_moved(s) for s in training.stages.values()]
     assert [mean_moved(s) for s in late.stages.values()] == [None, None, 0.0]
+    first, *others = [
+        lemma([one.stages[part] for part in range(3)], 0, *drawn[one.stages[0].watch.gradient[0]])  # type: ignore[union-attr, index]
+        for one in (training, again, late)
+    ]
+    assert first is not None
+    assert others == [first, None]

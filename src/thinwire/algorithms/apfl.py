@@ -50,6 +50,7 @@ class APFL(Personal):
     """
 
     paper = "Deng, Kamani, Mahdavi, 2020, arXiv:2003.13461"
+    on_fedavg = True
 
     alpha: Fraction = 0.5
     adaptive: bool = False

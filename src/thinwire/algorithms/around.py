@@ -53,19 +53,20 @@ class Around(Algorithm):
 
 def adapts(algorithm: Algorithm) -> bool:
     """Whether a client's own model is made of its examples when it is asked for (``adapt``), and lies nowhere."""
-    return _writes(algorithm, "adapt")
+    algorithm = _writer(algorithm, "adapt")
+    return isinstance(algorithm, Around) or algorithm.adapting
 
 
 def predicts(algorithm: Algorithm) -> bool:
     """Whether a prediction is another than that of the model that all share (``predict``)."""
-    return _writes(algorithm, "predict")
+    return type(_writer(algorithm, "predict")).predict is not Algorithm.predict
 
 
-def _writes(algorithm: Algorithm, name: str) -> bool:
-    """Whether a method, or one that it goes around, has a half of this name of its own."""
+def _writer(algorithm: Algorithm, name: str) -> Algorithm:
+    """The method whose half of this name counts: the first that writes it, from the outside, or the inmost one."""
     while isinstance(algorithm, Around) and getattr(type(algorithm), name) is getattr(Around, name):
         algorithm = algorithm.inner
-    return getattr(type(algorithm), name) is not getattr(Algorithm, name)
+    return algorithm
 
 
 def asking(work: Client, change: Callable[[Local], Local]) -> Client:

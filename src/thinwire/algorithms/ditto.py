@@ -33,6 +33,7 @@ class Ditto(Beside):
     """
 
     paper = "Li et al., ICML 2021, arXiv:2012.04221"
+    on_fedavg = True
 
     lam: NonNegative = 0.1
 

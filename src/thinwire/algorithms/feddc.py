@@ -11,9 +11,10 @@ correction would be almost zero, and every second round would go uncorrected. Le
 those of the round in which the client trained, so both may change from round to round and differ between clients. g is
 the mean over those who replied last. The authors' code keeps a mean over all clients, each as it last replied, and
 divides it by the weight of the client that uses it; the two are the same where all clients take part with equal
-weights. ``mean_examples`` gives each client an alpha of its own. The paper and the default have one for all. Model and
-gradient travel in both directions, twice FedAvg's bytes: where other clients take part each time, updates alone do not
-tell the mean of the drifts.
+weights. Likewise the authors' code adds to the mean of the models y of those who replied the mean of h over *all*
+clients, each as it last was; here both means are over those who replied. ``mean_examples`` gives each client an alpha
+of its own. The paper and the default have one for all. Model and gradient travel in both directions, twice FedAvg's
+bytes: where other clients take part each time, updates alone do not tell the mean of the drifts.
 """
 
 from __future__ import annotations

@@ -12,14 +12,16 @@ code. ``form="epoch"`` is that of the authors' code: Adam at the selector takes 
 all the client's examples (in memory at once), and its moments are averaged over clients and sent out again. A round
 takes 2 w_g + w_s each way with "batch" and 2 w_g + 3 w_s with "epoch"; the thesis says 2 w_g + w_s. ``up`` and ``down``
 leave the moments as they are, unless a dict names them. Whose models are mixed with partial participation,
-:mod:`thinwire.algorithms.softpull` says.
+:mod:`thinwire.algorithms.softpull` says, and what other methods in SoftPull's place send,
+:mod:`thinwire.algorithms.in_place`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from functools import wraps
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -33,8 +35,10 @@ from ..params import Params
 from ..ranges import Fraction, Range
 from ..task import Task
 from ..wire import Several, State
+from .around import adapts
 from .base import Algorithm, Client, Each, Exact, Message, Start
-from .own import Models
+from .in_place import InPlace
+from .own import Adapting, Models
 from .selector import MODEL, SELECTOR, Labelled, Super, join_selector, part, scores
 from .softpull import THESIS, SiteModel, of_client, pull_all
 
@@ -89,6 +93,21 @@ class Reply(NamedTuple):
     own: Each[Any]  # a Change
 
 
+H = TypeVar("H", bound=Callable[..., Any])
+
+
+def or_in_place(hook: H) -> H:
+    """A hook of FedSM with SoftPull; where ``personal`` is a method, that of :class:`InPlace` of the same name."""
+
+    @wraps(hook)
+    def either(self: FedSM, *args: Any) -> Any:
+        if isinstance(self.personal, Algorithm):
+            return getattr(InPlace(self), hook.__name__)(*args)
+        return hook(self, *args)
+
+    return cast("H", either)
+
+
 @dataclass(frozen=True)
 class FedSM(Algorithm):
     """FedAvg, a model for each client by :class:`SoftPull`, and a selector trained to tell clients' examples apart.
@@ -96,7 +115,16 @@ class FedSM(Algorithm):
     ``local`` trains the global model and, anew, the client's own. ``selecting`` trains the selector, label = client:
     with ``form="batch"`` as it is, with "epoch" by one step an epoch of :class:`LocalAdam`. ``lam`` is SoftPull's.
     ``result.predict(x)`` takes the model of the client that the selector names where its confidence is above ``gamma``,
-    else the global model. ``personal`` is the link of the model that a client is sent.
+    else the global model.
+
+    ``personal`` is the link of the model that SoftPull sends a client, or a method in SoftPull's place:
+    ``FT(FedAvg())``, ``APFL()``, ``Ditto()``, ``PerFedAvg()``, ``pFedMe()``, or one of your own that sends what FedAvg
+    sends. Clients' models are then that method's, trained by its own ``local``. Messages (``up``, ``down``,
+    ``weights``, ``buffers``) and the global model are FedSM's, and ``lam`` is left out. FT, APFL and Ditto share
+    FedAvg's model: with the same ``local`` and ``opt`` as FedSM it is the global one, trained and sent once. Else the
+    method's shared model crosses the wire too. Each client sends what its own model is made of, which no link codes
+    and the server keeps. FT and Per-FedAvg make clients' models of their examples, when they are asked for: nothing of
+    them is sent, and the server of a deployment, which has no examples, cannot predict with them.
 
     ``selector`` is a model of :mod:`thinwire.models` by its name, for examples of ``shape``, or ``"module:function"``,
     a function of the number of outputs. By default it follows from the model's first layer: ``vgg_small`` for pictures,
@@ -106,12 +134,12 @@ class FedSM(Algorithm):
 
     Raises ``ValueError`` for a ``lam`` or ``gamma`` outside [0, 1], for a single client, and for a selector that cannot
     be made or has norm statistics, and :class:`~thinwire.errors.CombinationError` for ``form="epoch"`` with a
-    ``selecting`` other than LocalAdam.
+    ``selecting`` other than LocalAdam, and for a method in ``personal`` that keeps no models with its clients, sends
+    other messages than FedAvg's, or sets what is FedSM's.
     """
 
     paper = THESIS
     personal_models = True
-    at_server = True
 
     local: Trainer = LocalSGD()
     lam: Fraction = 0.7
@@ -121,7 +149,7 @@ class FedSM(Algorithm):
     selector: str = ""
     shape: tuple[int, ...] | None = None
     opt: Optimizer = SGD(1.0)
-    personal: Link | dict[str, Link] = field(default=Dense(), kw_only=True)
+    personal: Link | dict[str, Link] | Algorithm = field(default=Dense(), kw_only=True)  # type: ignore[assignment]
 
     extra: ClassVar[int] = 0  # outputs of the selector beside one a client
 
@@ -137,6 +165,21 @@ class FedSM(Algorithm):
             f"{name}(selecting={self.selecting!r}): the selector's trainer begins at the server's moments or at rest; "
             f"leave keep at False",
         )
+        if isinstance(self.personal, Algorithm):
+            InPlace(self).check()
+
+    @property
+    def at_server(self) -> bool:  # type: ignore[override]  # it depends on the method
+        return not self.adapting
+
+    @property
+    def adapting(self) -> bool:
+        return isinstance(self.personal, Algorithm) and adapts(self.personal)
+
+    def bypass(self, layers: Sequence[str]) -> Algorithm:
+        method = super().bypass(layers)
+        object.__setattr__(method, "personal", self.personal)  # what its server keeps goes past no layer
+        return method
 
     def assemble(self, module: nn.Module, num_clients: int) -> nn.Module:
         return join_selector(module, self.selector, self.shape, num_clients + self.extra)
@@ -152,17 +195,15 @@ class FedSM(Algorithm):
     def init(self, x: Params, num_clients: int, key: Key) -> Start:
         return self.init_with(x, None, num_clients, key)
 
+    @or_in_place
     def init_with(self, x: Params, buffers: Params | None, num_clients: int, key: Key) -> Start:
         name = type(self).__name__
         require(
             num_clients > 1,
             f"{name} pulls a client's model towards the mean of the others', and there is one client: use FedAvg",
         )
-        model, selector = (x.only(part(x.layout, prefix)) for prefix in (MODEL, SELECTOR))
-        if not model.names or not selector.names:
-            raise CombinationError(f"{name} needs a model with a selector beside it, as its `assemble` makes it")
+        model, moments = self.halves(x)[0], self.begin_moments(x)
         buffers = buffers if self.buffers == "mean" else None
-        moments = Memory((selector.zeros() if self.form == "epoch" else x.only(()),) * 2, 0)
         first = Held(-1, SiteModel(model, buffers))
         server = Server(x, self.opt.init(model), moments, first, Several([], first), 0)
         change = Change(model.zeros(), buffers)
@@ -170,6 +211,19 @@ class FedSM(Algorithm):
         blank = Reply(x.zeros(), m, v, change)
         return Start(server, Broadcast(x.zeros(), m, v, 0), None, blank, None, first.model)
 
+    def halves(self, x: Params) -> tuple[Params, Params]:
+        """The model and the selector. Raises :class:`CombinationError` where one of them is missing."""
+        model, selector = (x.only(part(x.layout, prefix)) for prefix in (MODEL, SELECTOR))
+        if not model.names or not selector.names:
+            name = type(self).__name__
+            raise CombinationError(f"{name} needs a model with a selector beside it, as its `assemble` makes it")
+        return model, selector
+
+    def begin_moments(self, x: Params) -> Memory:
+        """The selector's moments before round 1: without layers for "batch"."""
+        return Memory((self.halves(x)[1].zeros() if self.form == "epoch" else x.only(()),) * 2, 0)
+
+    @or_in_place
     def broadcast(self, server: State, view: State) -> Message:
         m, v = server.moments.vectors
         return Broadcast(server.x, m, v, server.moments.steps)
@@ -180,6 +234,7 @@ class FedSM(Algorithm):
     def take(self, view: State, msg: Message) -> State:
         return View(view, msg)
 
+    @or_in_place
     def client(self, view: State, state: State, task: Task, key: Key) -> Client:
         x, own = view.shared.x, view.own
         assert key.client is not None
@@ -216,15 +271,20 @@ class FedSM(Algorithm):
         assert memory is not None
         return tuple(m.only(shared.first.names) for m in memory.vectors)
 
+    @or_in_place
     def server(self, server: State, view: State, mean: Message, key: Key) -> State:
         held = self.pull_clients(server, mean.own)
+        return Server(*self.step_shared(server, mean), server.first, held, server.round + 1)
+
+    def step_shared(self, server: State, mean: Message) -> tuple[Params, State, Memory]:
+        """The global model after a step of ``opt`` and the selector after that of its clients, with what is kept."""
         model, selector = (mean.update.only(part(mean.update.layout, prefix)) for prefix in (MODEL, SELECTOR))
         x, opt = self.opt.step(server.x.only(model.names), model, server.opt)  # line 15
         x = server.x.replace(x).replace(server.x.only(selector.names) + selector)
         moments = server.moments
         if self.form == "epoch":
             moments = Memory((mean.first, mean.second), moments.steps + self.steps)
-        return Server(x, opt, moments, server.first, held, server.round + 1)
+        return x, opt, moments
 
     def pull_clients(self, server: State, changes: Message) -> Several:
         """Clients' models after their changes and SoftPull: line 16."""
@@ -236,10 +296,12 @@ class FedSM(Algorithm):
         models = pull_all([held[client] for client in clients], self.lam)
         return Several(list(map(Held, clients, models)), server.first)
 
+    @or_in_place
     def model(self, server: State, client: int | None = None, own: State = None) -> Params:
         x: Params = server.x
         return x if client is None else x.replace(of_client(server, client).model.x)
 
+    @or_in_place
     def statistics(self, server: State, client: int | None = None) -> Params | None:
         return None if client is None else of_client(server, client).model.buffers
 
@@ -248,12 +310,22 @@ class FedSM(Algorithm):
         model: SiteModel = view.own
         return model
 
+    @or_in_place
     def at_client(self, view: State, client: int | None, own: State) -> Params:
         x: Params = view.shared.x
         return x if client is None else x.replace(self.sent_to(view, client).x)
 
+    @or_in_place
     def statistics_at_client(self, view: State, client: int) -> Params | None:
         return self.sent_to(view, client).buffers
+
+    @or_in_place
+    def own_statistics(self, own: State) -> bool:
+        return super().own_statistics(own)
+
+    @or_in_place
+    def adapt(self, x: Params, task: Task, key: Key) -> Adapting:
+        return super().adapt(x, task, key)
 
     # -- prediction ---------------------------------------------------------
 

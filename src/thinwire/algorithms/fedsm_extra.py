@@ -4,7 +4,8 @@ A. Xu, PhD thesis, University of Pittsburgh, 2023, chapter 3, and appendix C.2, 
 
 Differences from the paper: those of :mod:`thinwire.algorithms.fedsm`. Equation (3-1) is printed as L(h, h_k); the label
 is the k with the least loss of h_k, 0 being the global model. All K + 1 models are broadcast once, when the selector's
-rounds begin.
+rounds begin. Those are extra, after ``start`` rounds of the models: a run counts both. The thesis has 100 and 50.
+``form="epoch"``, of which the thesis says nothing here, is that of FedSM's selector.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from torch import Tensor
 
 from ..errors import require
 from ..key import Key
-from ..local import Local
+from ..local import Memory
 from ..params import Params
 from ..ranges import Count
 from ..task import Task
 from ..wire import Several, State
-from .base import Client, Each, Message, Start, each_link
+from .base import Client, Each, Exact, Message, Start, each_link
 from .fedsm import Change, FedSM, Held
 from .own import Models
 from .selector import MODEL, SELECTOR, Mixed, Mixture, Nearest, part, scores
@@ -55,16 +56,50 @@ class LateReply(NamedTuple):
     own: Each[Any]  # a Change, later without layers
 
 
+class EpochBroadcast(NamedTuple):
+    """A LateBroadcast, and the selector's moments: without layers in the models' rounds."""
+
+    x: Params
+    models: Several
+    round: int
+    first: Exact[Params]
+    second: Exact[Params]
+    steps: int
+
+
+class EpochServer(NamedTuple):
+    """A LateServer, and the selector's moments."""
+
+    x: Params
+    opt: State
+    first: Held
+    held: Several
+    num_clients: int
+    round: int
+    moments: Memory
+
+
+class EpochReply(NamedTuple):
+    """A LateReply, and the selector's moments."""
+
+    update: Params
+    own: Each[Any]
+    first: Exact[Params]
+    second: Exact[Params]
+
+
 @dataclass(frozen=True)
 class FedSMExtra(FedSM):
     """FedSM whose selector is trained after the models, to name the model with the smallest loss.
 
     For ``start`` rounds (the thesis' R) the global model and the clients' own are trained. Then all of them are sent to
     everyone, once and without loss, and all further rounds train the selector, which has an output for the global model
-    too. Those rounds send the selector alone. K + 1 models then lie with every client.
+    too. Those rounds send the selector alone, with ``form="epoch"`` its moments too. K + 1 models then lie with every
+    client. The selector's rounds are extra: a run of R rounds of models and S of the selector is
+    ``FedSMExtra(start=R)`` for R + S rounds.
 
     Inference takes the model that the selector names. Raises what :class:`FedSM` raises, and ``ValueError`` for a
-    ``start`` below 1, for a ``gamma`` and for ``form="epoch"``.
+    ``start`` below 1 and for a ``gamma``.
     """
 
     paper = THESIS
@@ -81,7 +116,6 @@ class FedSMExtra(FedSM):
         super().__post_init__()
         name = type(self).__name__
         require(self.gamma == 0, f"{name}(gamma={self.gamma}): the selector has an output for the global model itself")
-        require(self.form == "batch", f"{name}(form={self.form!r}): its selector takes a step a mini-batch")
 
     @property
     def warm_up(self) -> int:
@@ -92,7 +126,13 @@ class FedSMExtra(FedSM):
         first: Held = begun.server.first
         server = LateServer(x, begun.server.opt, first, begun.server.held, num_clients, 0)
         blank = LateBroadcast(x.zeros(), Several([], first.model), 0)
-        return Start(server, blank, None, LateReply(x.zeros(), begun.reply.own), blank, begun.alone)
+        reply = LateReply(x.zeros(), begun.reply.own)
+        if self.form == "batch":
+            return Start(server, blank, None, reply, blank, begun.alone)
+        moments = self.begin_moments(x)
+        m, v = moments.vectors
+        blank_too, reply_too = EpochBroadcast(*blank, m, v, 0), EpochReply(*reply, m, v)
+        return Start(EpochServer(*server, moments), blank_too, None, reply_too, blank_too, begun.alone)
 
     def broadcast(self, server: State, view: State) -> Message:
         late, models = server.round - self.start, []
@@ -103,13 +143,20 @@ class FedSMExtra(FedSM):
         # Links with a memory open on what they carry first.
         whole = server.round == 0 and any(link.memory for link in each_link(self.down))
         x = server.x if whole else model if late < 0 else selector
-        return LateBroadcast(x, Several(models, server.first.model), server.round)
+        msg = LateBroadcast(x, Several(models, server.first.model), server.round)
+        if self.form == "batch":
+            return msg
+        m, v = (vector if late >= 0 else vector.only(()) for vector in server.moments.vectors)
+        return EpochBroadcast(*msg, m, v, server.moments.steps)
 
     def see(self, view: State, msg: Message, key: Key) -> State:
         x = view.x.replace(msg.x)
-        if not msg.models:
-            return LateBroadcast(x, view.models, msg.round)
-        return LateBroadcast(x.replace(msg.models[0].x), msg.models, msg.round)
+        known = msg._replace(x=x, models=view.models)
+        if msg.models:
+            known = msg._replace(x=x.replace(msg.models[0].x))
+        if self.form == "batch":
+            return known
+        return known._replace(first=view.first.replace(msg.first), second=view.second.replace(msg.second))
 
     def supersedes(self, older: Message, newer: Message) -> bool:
         return bool(newer.models) or (not older.models and set(older.x.names) <= set(newer.x.names))
@@ -119,23 +166,37 @@ class FedSMExtra(FedSM):
         return model if server.round < self.start else nothing(model)
 
     def client(self, view: State, state: State, task: Task, key: Key) -> Client:
-        (x, models, round), own = view.shared, view.own
-        if round < self.start:
+        shared, own = view.shared, view.own
+        x, models = shared.x, shared.models
+        if shared.round < self.start:
             update, change = yield from self.train_models(x, own)
-            return LateReply(update, change), state
+            reply = LateReply(update, change)
+            return (reply if self.form == "batch" else EpochReply(*reply, *self.no_moments(shared))), state
         each = [x.replace(model.x) for model in models]
-        s = yield Local(x, self.selecting, loss=self.target(each, [None, *(model.buffers for model in models[1:])]))
-        return LateReply((s.x - x).only(part(x.layout, SELECTOR)), Change(*nothing(own))), state
+        loss = self.target(each, [None, *(model.buffers for model in models[1:])])
+        s = yield self.selector_request(x, loss, shared)
+        reply = LateReply((s.x - x).only(part(x.layout, SELECTOR)), Change(*nothing(own)))
+        return (reply if self.form == "batch" else EpochReply(*reply, *self.moments_of(s.memory, shared))), state
+
+    def no_moments(self, of: Message) -> tuple[Params, Params]:
+        """Moments without layers."""
+        return of.first.only(()), of.second.only(())
 
     def outlines(self, view: State, blank: Message, key: Key) -> Sequence[Message]:
         layout, late = blank.update.layout, view.round >= self.start
         update = blank.update.only(part(layout, SELECTOR if late else MODEL))
-        return (LateReply(update, Change(*nothing(SiteModel(*blank.own))) if late else blank.own),)
+        reply = blank._replace(update=update, own=Change(*nothing(SiteModel(*blank.own))) if late else blank.own)
+        if self.form == "batch" or late:
+            return (reply,)
+        return (EpochReply(reply.update, reply.own, *self.no_moments(blank)),)
 
     def server(self, server: State, view: State, mean: Message, key: Key) -> State:
         names, after = mean.update.names, server._replace(round=server.round + 1)
         if server.round >= self.start:
-            return after._replace(x=server.x.replace(server.x.only(names) + mean.update))
+            after = after._replace(x=server.x.replace(server.x.only(names) + mean.update))
+            if self.form == "batch":
+                return after
+            return after._replace(moments=Memory((mean.first, mean.second), server.moments.steps + self.steps))
         model, opt = self.opt.step(server.x.only(names), mean.update, server.opt)
         return after._replace(x=server.x.replace(model), opt=opt, held=self.pull_clients(server, mean.own))
 

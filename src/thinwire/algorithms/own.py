@@ -40,6 +40,17 @@ class Own:
     at_server: ClassVar[bool] = False
     """Whether these models lie in the server's state, and none of them with its client."""
 
+    on_fedavg: ClassVar[bool] = False
+    """Whether the model that all share is FedAvg's, trained by a round's first request and stepped by ``opt``."""
+
+    @property
+    def adapting(self) -> bool:
+        """Whether a client's own model is made by :meth:`adapt` of its examples when it is asked for, and lies nowhere.
+
+        What a method around another one writes itself, :func:`~thinwire.algorithms.around.adapts` sees.
+        """
+        return type(self).adapt is not Own.adapt
+
     personal = cast("Link | dict[str, Link]", Dense())  # a field of those methods whose server writes to one client
 
     def alone(self, server: State, client: int) -> Any:

@@ -58,6 +58,12 @@ class Rank:
         # What ranks do not have in common averages to a K-th: less than that is chance.
         return min(1.0, max(1 / self.ranks, common / own)) if 0 < own < math.inf else None
 
+    @property
+    def lam_rule(self) -> float | None:
+        """The lambda that is not given: the middle one of 1/2, the measured one and its square root."""
+        best = self.lam_star
+        return None if best is None else sorted((best, math.sqrt(best), 0.5))[1]
+
     def part(self, fragment: int) -> tuple[Layout, slice]:
         """The layers of a fragment, and where they lie."""
         if not self.parts:
@@ -151,14 +157,14 @@ def exchange(
     own = None if rank.total is None else rank.total[where]
     still = _within(still, where)
     if method.averages:
-        kept = [x[a:b].clone() for a, b in still]
+        for a, b in still:  # of a layer that was frozen within the round its steps until then; else exact zeros
+            w[a:b].sub_(x[a:b])
         if debug:
             yield from agree([key.round, [where.start], is_finite(w)])
         yield AllReduce(w)
+        for a, b in still:
+            w[a:b].add_(x[a:b])
         x.copy_(w)
-        for (a, b), part in zip(still, kept, strict=True):
-            x[a:b] = part
-            w[a:b] = part
         return
     direct = method.plain and not method.delay  # x is but for what was sent
     # w is x, but for what is about to be sent
@@ -220,7 +226,7 @@ def exchange(
         to = method.at_rest if method.fragments == 1 else lam
         w.copy_(x) if not to else torch.sub(x, e, alpha=to, out=w)
     if method.detach is None and key.round % looks == 0:
-        rank.lam = rank.lam_star or rank.lam
+        rank.lam = rank.lam_rule or rank.lam
 
 
 def land(

@@ -157,7 +157,7 @@ class Feedback(Method):
 
     @property
     def detach(self) -> float | None:
-        """lambda: the gradient is taken at x - lambda * e. None: the best lambda as it is measured."""
+        """lambda: the gradient is taken at x - lambda * e. None: by what is measured."""
         return 0.0
 
     @property

@@ -154,13 +154,16 @@ class DEF(Ratio):
     p||^2. Both are kept as sums that lose a hundredth each step. Where a link sends, which may choose the largest
     entries, every 1,024th entry of e is averaged every 16 steps.
 
-    ``lam=None``, the default: lam is what was measured, anew every 16 steps, within [1 / K, 1]. Before the first step
-    it is (1 + 1 / K) / 2. It is the same on all ranks and a part of the state. A number is kept constant, and
-    ``lam_star`` of what ``compress`` returns says what was measured. A number below 1 / K is warned of. Raises
+    ``lam=None``, the default: lam follows what was measured, anew every 16 steps. It is the middle one of the measured
+    lambda, of its square root, and of 1/2. Before the first step it is (1 + 1 / K) / 2. It is the same on all ranks and
+    a part of the state. What a rank owes alone moves its own gradient, and averages out of the mean of gradients to
+    first order. What all owe, times 1 - lam, does not. So the best lam lies above the measured one where that is small,
+    as it is late in a training, when it comes down to 1 / K. A number is kept constant, and ``lam_star`` of what
+    ``compress`` returns says what was measured. A number below 1 / K is warned of. Raises
     ``ValueError`` for a number outside 0 to 1.
 
-    Differences from the thesis: by default lam is measured; the thesis has one tuned number, .3 for its 16 workers,
-    which is ``lam=0.3``. Those of this module.
+    Differences from the thesis: by default lam follows what is measured; the thesis has one tuned number, .3 for its 16
+    workers, which is ``lam=0.3``. Those of this module.
     """
 
     paper = "Xu, Huang, ICML 2022"

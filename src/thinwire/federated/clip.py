@@ -77,6 +77,11 @@ def check_clippable(algorithm: Algorithm, form: Form) -> None:
             f"clip= bounds fields of layers, and {type(inner).__name__}'s replies have {', '.join(numbers)}: give "
             f"{type(inner).__name__} a method `admit` that bounds what these do, or leave clip out"
         )
+    for leaf in form.leaves:
+        if leaf.exact and leaf.kind == "each" and leaf.link is not None:
+            raise CombinationError(
+                f"{algorithm!r}: {leaf.name} is a model as it is, and clip= bounds changes; leave clip out"
+            )
     if not any(leaf.link is not None and not leaf.statistics for leaf in form.leaves):
         raise CombinationError(
             f"clip= bounds fields of layers, and {type(inner).__name__}'s replies have none: leave clip out"

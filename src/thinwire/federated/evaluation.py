@@ -46,6 +46,7 @@ class Evaluation(Run[Result]):
     test: Task | None
     client_tests: Sequence[Task] = ()
     by_client: Record | None = None  # the last evaluation of clients' tests: a list by metric
+    adapted: Mapping[tuple[int, int], nn.Module] = {}  # never written to; by round and client
 
     @abstractmethod
     def facts(self) -> dict[str, Any]:
@@ -160,4 +161,9 @@ class Evaluation(Run[Result]):
             f"this result is of round {round}, and the run has made {self.round}: ask for clients' own models before "
             f"it goes on, or take its newest result",
         )
-        return self.module(client)
+        if not adapts(self.algorithm):
+            return self.module(client)
+        if (round, client) not in self.adapted:  # trained once, not once a prediction
+            known = {at: module for at, module in self.adapted.items() if at[0] == round}
+            self.adapted = {**known, (round, client): self.module(client)}
+        return copy.deepcopy(self.adapted[round, client])

@@ -34,6 +34,7 @@ class Leaf(NamedTuple):
     blank: Any  # a value of its type and layout
     link: Link | None  # of Params fields
     kind: str = "mean"  # or "each", "sum"
+    exact: bool = False  # whether it is marked so
 
     @property
     def statistics(self) -> bool:
@@ -75,7 +76,7 @@ class Form:
                         f"link does not promise to keep them (absolute = True in its class); send differences with "
                         f"EF21(...), e.g. {where}=EF21(TopK(0.1)), or use Half()"
                     )
-            leaves.append(Leaf(name, value, link, kind))
+            leaves.append(Leaf(name, value, link, kind, name in kept))
         if buffers is not None and buffers.names:
             leaves.append(Leaf(BUFFERS, buffers, Dense()))
         return Form(blank, tuple(leaves), where)
@@ -351,13 +352,13 @@ def _walk(msg: Message, prefix: str = "", outer: str = "mean") -> Iterator[tuple
             yield f"{prefix}{name}", value, kind
 
 
-def _exact(msg: Message, prefix: str = "") -> Iterator[str]:
-    """The names of leaves that are marked as exact."""
+def _exact(msg: Message, prefix: str = "", outer: bool = False) -> Iterator[str]:
+    """The names of leaves that are marked as exact, or lie in a field that is."""
     marked = exact(type(msg))  # type: ignore[arg-type]  # a class has a hash
     for name, value in zip(msg._fields, msg, strict=True):
         if hasattr(value, "_fields"):
-            yield from _exact(value, f"{prefix}{name}/")
-        elif name in marked:
+            yield from _exact(value, f"{prefix}{name}/", outer or name in marked)
+        elif outer or name in marked:
             yield f"{prefix}{name}"
 
 

@@ -26,6 +26,9 @@ class Stale(NamedTuple):
     difference: float | None  # of its last gradient from backpropagation's; None where it was not measured
     gradient: float | None  # the length of the latter
     parameters: int | None = None  # how many the part trains; None in records of before they were counted
+    forward_difference: float | None = None  # from backpropagation's at the forward parameters (Lemma 1.4.1)
+    forward_gradient: float | None = None  # the length of the latter
+    ways: float | None = None  # ||x - x'|| of that batch, added up over this part and those after it
 
 
 def stale(lines: Sequence[Mapping[str, Any]]) -> list[Stale]:
@@ -33,13 +36,17 @@ def stale(lines: Sequence[Mapping[str, Any]]) -> list[Stale]:
     parts = []
     for line in lines:
         if "moved" in line:
-            counted = line.get("part_parameters", [None] * len(line["moved"]))
+            unknown = [None] * len(line["moved"])
             columns = zip(
-                *(line[name] for name in ("moved", "weights", "difference", "gradient")), counted, strict=True
+                *(line[name] for name in ("moved", "weights", "difference", "gradient")),
+                *(line.get(name, unknown) for name in ("part_parameters", *LEMMA)),
+                strict=True,
             )
             parts += [Stale(line["step"], part, *values) for part, values in enumerate(columns)]
     return parts
 
+
+LEMMA = ("forward_difference", "forward_gradient", "ways")  # of records since it is measured
 
 Reading = tuple[str, list[Stale]]  # the name of a schedule, and its parts at each evaluation
 
@@ -47,6 +54,9 @@ Reading = tuple[str, list[Stale]]  # the name of a schedule, and its parts at ea
 @dataclass(frozen=True)
 class Staleness(Look[Reading]):
     """Needs a study of `thinwire pipeline run` with --record staleness."""
+
+    # g' is the gradient of backpropagation at today's parameters, g" that at those with which the batch went forward.
+    # "by the ways" is the ratio that Lemma 1.4.1 bounds: ||g - g"|| by how far this part and those after it moved.
 
     def read(self, run: RecordedRun) -> Reading:
         if not (parts := stale(run.rounds)):
@@ -56,15 +66,22 @@ class Staleness(Look[Reading]):
     def rows(self, reading: Reading) -> Iterable[Row]:
         name, parts = reading
         step = parts[-1].step
-        yield Table(
-            f"{name}, step {step}",
-            ("part", "||x - x'||", "of ||x||", "||g - g'||", "of ||g'||"),
+        head = ["part", "||x - x'||", "of ||x||", "||g - g'||", "of ||g'||"]
+        lemma = any(e.forward_difference is not None for e in parts)
+        head += ['||g - g"||', 'of ||g"||', "by the ways"] if lemma else []
+        rows = [
             [
-                [e.part, short(e.moved), _of(e.moved, e.weights), short(e.difference), _of(e.difference, e.gradient)]
-                for e in parts
-                if e.step == step
-            ],
-        )
+                *(e.part, short(e.moved), _of(e.moved, e.weights), short(e.difference), _of(e.difference, e.gradient)),
+                *(
+                    (short(e.forward_difference), _of(e.forward_difference, e.forward_gradient), _by(e))
+                    if lemma
+                    else ()
+                ),
+            ]
+            for e in parts
+            if e.step == step
+        ]
+        yield Table(f"{name}, step {step}", head, rows)
 
     def draw(self, reading: Reading, folder: Path) -> list[Path]:
         """By part: how far parameters moved, and the difference from backpropagation (paper 002's Figure 4)."""
@@ -90,6 +107,11 @@ class Staleness(Look[Reading]):
 
     def values(self, reading: Reading) -> dict[str, Any]:
         return {"parts": [e._asdict() for e in reading[1]]}
+
+
+def _by(e: Stale) -> str:
+    """The ratio of Lemma 1.4.1."""
+    return "-" if e.forward_difference is None or not e.ways else short(e.forward_difference / e.ways)
 
 
 def _of(x: float | None, whole: float | None) -> str:

@@ -207,7 +207,7 @@ class Stage:
             self.graph(kept)
             out = kept.out
         if self.watch is not None:
-            self.watch.forward(self.steps if kept.version is None else kept.version, self._weights(kept))
+            self.watch.forward(op.batch, self.steps if kept.version is None else kept.version, self._weights(kept))
         self.queue.append(kept)
         self.most = max(self.most, len(self.queue))
         if not self.last:

@@ -16,7 +16,7 @@ from ..config import complete
 from ..pipeline import Pipeline, Simulation
 from ..pipeline.plan import seconds
 from ..pipeline.stage import Stage
-from ..pipeline.watch import Watch, backpropagate, difference, due, mean_moved, parameters, size
+from ..pipeline.watch import Watch, backpropagate, difference, due, lemma, mean_moved, parameters, size
 from ..run.folder import Folder
 from ..run.loop import Record, Run, finite
 from ..run.ranks import rank, share
@@ -30,7 +30,10 @@ if TYPE_CHECKING:
     from .pipelined import Pipelined
 
 LAST = 5  # evaluations, whose mean is the accuracy
-STALE = ("moved", "weights", "difference", "gradient", "part_parameters")  # by part
+STALE = (  # by part
+    *("moved", "weights", "difference", "gradient", "part_parameters"),
+    *("forward_difference", "forward_gradient", "ways"),
+)
 AT_ONCE = 500  # examples of a test that go through the parts together
 
 
@@ -46,8 +49,9 @@ class PipelinedRun(Run[dict[str, Tensor]]):
             stack.enter_context(study.narrow())
             self.stages = study.stages(job.problem, job.seed)
             self.training = study.training(job.method, job.seed, self.stages)
+            behind = job.method.delays(study.parts)[0]
             for stage in self.training.stages.values():
-                stage.watch = None if study.record is None else Watch()
+                stage.watch = None if study.record is None else Watch(behind)
             self._begin()
             self.held = stack.pop_all()
 
@@ -98,7 +102,7 @@ class PipelinedRun(Run[dict[str, Tensor]]):
         plain = self._plain_gradients()
         losses += [training.step(x, y, examples) for x, y, examples in islice(self.batches, 1)]
         stale = [
-            [mean_moved(stage), size(stage), *_against(stage, plain), parameters(stage)]
+            [mean_moved(stage), size(stage), *_against(stage, plain), parameters(stage), *self._lemma(stage.part)]
             for stage in training.stages.values()
             if stage.watch is not None
         ]
@@ -119,6 +123,16 @@ class PipelinedRun(Run[dict[str, Tensor]]):
         by_part = {part: batch for part, stage in enumerate(stages) if (batch := due(stage)) is not None}
         pairs = {k: next(study.draw_batches(self.job.problem, self.job.seed, k))[:2] for k in set(by_part.values())}
         return {part: (batch, backpropagate(stages, part, batch, *pairs[batch])) for part, batch in by_part.items()}
+
+    def _lemma(self, part: int) -> list[float | None]:
+        """Lemma 1.4.1 for the last step of a part, as in :class:`~thinwire.pipeline.watch.Lemma`. In one process."""
+        training, study, found = self.training, self.study, None
+        own = training.stages[part].watch
+        if isinstance(training, Simulation) and own is not None and own.gradient is not None:
+            stages = [training.stages[k] for k in range(study.parts)]
+            pair = next(study.draw_batches(self.job.problem, self.job.seed, own.gradient[0]))[:2]
+            found = lemma(stages, part, *pair)
+        return [None] * 3 if found is None else list(found)
 
     # -- to disk and back -------------------------------------------------------
 

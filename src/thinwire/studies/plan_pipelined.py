@@ -18,8 +18,9 @@ from ..data import IID
 from ..errors import require
 from ..key import Key
 from ..models import MODELS
-from ..pipeline import BPK, DDG, DSP, FR, GPipe, OneFOneB, PipeDream, PipeDream2BW, split
+from ..pipeline import BPK, DDG, DNI, DSP, FR, GPipe, OneFOneB, PipeDream, PipeDream2BW, split
 from ..pipeline.plan import Bytes, Profile, cut_into, least, measure, memory, messages, seconds
+from ..pipeline.rates import largest_error, momentum_rate, sgd_rate
 from ..pipeline.schedule import Schedule
 from ..pipeline.split import places
 from ..problem import standard
@@ -34,18 +35,27 @@ SEED = 0  # of a model and a batch that are only measured
 
 @dataclass(frozen=True)
 class Candidate:
-    """A schedule. ``seconds`` are of a batch; ``memory`` is bytes, a number a part, as ``staleness`` is batches."""
+    """A schedule. ``seconds`` are of a batch; ``memory`` is bytes, a number a part, as ``staleness`` is batches.
+
+    ``rates`` are the largest learning rates that Theorems 1.4.1 (SGD) and 1.4.2 (momentum .9) of the thesis allow, as
+    shares of backpropagation's (:mod:`thinwire.pipeline.rates`). None for schedules that the theorems are not about:
+    those whose gradients are stale and not of the parameters as they are.
+    """
 
     schedule: str
     staleness: tuple[int, ...]
     seconds: float
     bytes: int  # of a batch, over all boundaries, both directions
     memory: tuple[int, ...]
+    rates: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
 class PipelinePlan:
     """The measurements, and what comes of them.
+
+    ``error`` is M of the thesis' Assumption 1.4.3 on the batch: the largest norm of an error gradient between parts, in
+    units of the loss by those of an activation.
 
     ``least`` is the DSP with the least delays that hide the links, ``limit`` what a batch waits for then.
     """
@@ -61,6 +71,7 @@ class PipelinePlan:
     rows: tuple[Candidate, ...]
     least: str
     limit: str
+    error: float = 0.0
 
     def values(self) -> dict[str, Any]:
         """For JSON; each row has how many times as fast as plain model parallelism, GPipe and 1F1B it is."""
@@ -113,7 +124,7 @@ def plan(
     module, x, y = _of_shape(model, shape, classes, batch) if shape else _of_data(data, model, data_dir, batch)
     module = module.to(device)
     stages = split(module, parts, at=cut) if cut else split(module, parts, sample=x, mbit=mbit)
-    rehearsal = MeasuredParts(stages, x, y, measure(stages, x, y), mbit, latency)
+    rehearsal = MeasuredParts(stages, x, y, measure(stages, x, y), mbit, latency, largest_error(stages, x, y))
     always = [BPK(), GPipe(micro), OneFOneB(micro), FR(), FR(barrier=True), DDG(), PipeDream()]
     if micro >= parts - 1:
         always.append(PipeDream2BW(micro))
@@ -131,6 +142,7 @@ def plan(
         rows=tuple(map(rehearsal.row, shown)),
         least=repr(least),
         limit=rehearsal.limit(least),
+        error=rehearsal.error,
     )
 
 
@@ -147,6 +159,7 @@ class MeasuredParts:
     profile: Profile
     mbit: float
     latency: float
+    error: float  # M, as in PipelinePlan
     sizes: dict[tuple[object, object, int], Bytes] = field(default_factory=dict)  # by what :meth:`messages` hang on
 
     def messages(self, schedule: Schedule) -> Bytes:
@@ -172,7 +185,11 @@ class MeasuredParts:
         """All that a table has of a schedule."""
         sizes = self.messages(schedule)
         total, kept = sum(sum(way) for way in sizes), memory(schedule, self.profile, sizes)
-        return Candidate(repr(schedule), schedule.staleness(len(self.stages)), self.seconds(schedule), total, kept)
+        parts, stale = len(self.stages), schedule.staleness(len(self.stages))
+        about = parts, max(stale), self.error
+        proved = max(stale) == 0 or (schedule.keeps == "input" and not isinstance(schedule, DNI))
+        rates = (sgd_rate(*about), momentum_rate(*about)) if proved else None
+        return Candidate(repr(schedule), stale, self.seconds(schedule), total, kept, rates)
 
     def limit(self, schedule: DSP) -> str:
         """The part or the link that a batch waits for."""
@@ -233,13 +250,15 @@ def show(plan: PipelinePlan) -> None:
     caption = f"The same parts again: --cut {places}" if places else ""
     draw(title, ["", "s forward", "s back", "MB of parameters", "MB sent ahead"], lines, (), caption)
     known = plan.baselines()
-    head = ["schedule", "staleness", "s a batch", *(f"x {name}" for name in known), "MB a batch", "MB kept by part"]
+    head = ["schedule", "staleness", "rate of BP's", "s a batch", *(f"x {name}" for name in known)]
+    head += ["MB a batch", "MB kept by part"]
     # DNI computes more than its parts do.
     bounds = {row.schedule: ("≥ ", "≤ ") if row.schedule.startswith("DNI(") else ("", "") for row in plan.rows}
     table = [
         [
             row.schedule,
             ", ".join(map(str, row.staleness)),
+            "-" if row.rates is None else ", ".join(f"{rate:.2g}" for rate in row.rates),
             f"{bounds[row.schedule][0]}{row.seconds:.4g}",
             *(f"{bounds[row.schedule][1]}{of.seconds / row.seconds:.2f}" for of in known.values()),
             f"{row.bytes / 1e6:.2f}",
@@ -251,7 +270,9 @@ def show(plan: PipelinePlan) -> None:
         f"{plan.least} has the least delays that hide the links: a batch then takes what {plan.limit} needs. "
         "Seconds are by the law, with one thread a part; 'x' is how many times as fast. Kept are at most so many bytes "
         "of activations that wait for their backward pass, of stashed parameters, and of messages that are sent or "
-        "waited for; the model and the optimiser's state come on top."
+        "waited for; the model and the optimiser's state come on top. \"rate of BP's\" are the largest learning rates "
+        "by those of backpropagation for which convergence is proved, with SGD and with momentum .9 (the thesis on "
+        f"DSP, Theorems 1.4.1 and 1.4.2, with M = {plan.error:.2g} on this batch); larger ones may do."
     )
     if any(row.schedule.startswith("DNI(") for row in plan.rows):
         said += " DNI's auxiliary networks take more seconds (≥), and memory."
