@@ -1791,7 +1791,7 @@ METHODS = [
         "FedSMExtra",
         trained=(
             "FedSMExtra(lam=0.6, start=4)",
-            "FedSMExtra(lam=0.6, form='epoch', start=2, up=ErrorFeedback(TopK(0.3)))",
+            "FedSMExtra(lam=0.6, form='epoch', start=3, up=ErrorFeedback(TopK(0.5)))",
         ),
         refused={
             "FedSMExtra(start=0)": "FedSMExtra(start=0): start must be at least 1",

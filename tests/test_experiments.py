@@ -837,8 +837,9 @@ def test_every_claim_compares_rows_that_its_script_trains() -> None:
             rows = {**script["ROWS"], **script["SWEEP"]}
             trained = {(file, row) for file in SITES for row in rows}
         elif group == "dsp":
-            trained = {(f"{parts} parts", row) for parts in (3, 4) for row, _ in script["rows"](parts, False)}
-            trained.add(("1 part", "BP"))
+            each = {(f"{parts} parts", row) for parts in (3, 4) for row, _ in script["rows"](parts, False)}
+            each.add(("1 part", "BP"))
+            trained = {(before + parts, row) for before in ("", "one rate, ") for parts, row in each}
         else:
             trained = {(arm.setting["name"], arm.row) for arm in script["arms"]()}
         compared = set()

@@ -12,8 +12,8 @@ ranks or four, cropped and flipped, the first 5,000 test pictures. At ratio 64 a
   32 bits
 - ``sixteen ranks``: 8 pictures a rank as in the thesis: dense, DEF with its lambda of .3 and with lambda by rule
 - ``lambda``: DEF at ratio 64 by lambda, for two ranks and four; and by rule (``DEF(64)``) beside .3, .5 and .7 for two,
-  four, eight and sixteen ranks. With two ranks the rule is what is measured. Lines of "four ranks, DEF" are of when
-  lambda was what is measured with any number of ranks, and are not trained again
+  four, eight and sixteen ranks. With two ranks the rule is what is measured. Lines of "four
+  ranks, DEF, lambda as measured" are of when that was the default of any number of ranks, and are not trained again
 - ``EF21``: over blocks, the row that the thesis leaves out because it does not converge, and over top-k. Whether a
   method converges is tried at dense's rate, since one that is chosen for it is one at which it does
 

@@ -813,12 +813,13 @@ def test_ddp_sim_makes_a_table_records_and_one_json_object_and_resumes(capsys, t
         (
             ["TopK(0.1)"],
             "error: no data-parallel method 'TopK' (did you mean Hook?); known are DEF, DEFA, EF, EF21, SAEF, "
-            "Hook, PSync, and any link as Hook(TopK(0.1))\n",
+            "Hook, PSync, DeMo, DetachedLoCo, DiLoCo, DisTrO, LocalSGD, SparseLoCo, StreamingDiLoCo, "
+            "and any link as Hook(TopK(0.1))\n",
         ),
         (
             ["FedAvg()"],
             "error: FedAvg is a federated method, for `thinwire run`; here are DEF, DEFA, EF, EF21, SAEF, "
-            "Hook, PSync\n",
+            "Hook, PSync, DeMo, DetachedLoCo, DiLoCo, DisTrO, LocalSGD, SparseLoCo, StreamingDiLoCo\n",
         ),
         (
             ["DEF(64)", "--use", "nowhere"],

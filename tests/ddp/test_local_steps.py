@@ -374,7 +374,7 @@ def test_a_sketch_is_as_long_as_its_vector_on_average_and_means_are_means():
 
 @pytest.mark.parametrize(("common", "ranks", "best"), [(0.0, 4, 0.25), (0.5, 4, 0.625), (1.0, 3, 1.0)])
 @pytest.mark.parametrize("link", [16, tw.RandK(0.1)], ids=repr)
-def test_lambda_becomes_what_ranks_owe_in_common_at_exchanges_far_apart(common, ranks, best, link):
+def test_what_ranks_owe_in_common_is_measured_at_exchanges_far_apart(common, ranks, best, link):
     """Of K ranks with a share c of the variance in common it is c + (1 - c) / K. Five exchanges of 20 steps count."""
     method, g = DEF(link, steps=20), torch.Generator().manual_seed(0)
     layout = Layout(("a",), (torch.Size([16_384]),))
@@ -385,9 +385,23 @@ def test_lambda_becomes_what_ranks_owe_in_common_at_exchanges_far_apart(common, 
         after = [rank.x - rank.lam * rank.e - u for rank, u in zip(team, steps, strict=True)]
         keys = [Key(0, number, k) for k in range(ranks)]
         together([exchange(method, *of) for of in zip(team, after, keys, strict=True)])
-        found.append(team[0].lam)
+        found.append(team[0].lam_star)
         assert {rank.lam for rank in team} == {team[0].lam}
     assert np.mean(found[10:]) == pytest.approx(best, abs=0.06)
+
+
+def test_what_a_layer_learnt_before_it_was_frozen_within_a_round_is_not_lost():
+    """Entries 0 and 1 are frozen at the end of the round: 0 moved before that, 1 did not. Three ranks, by hand."""
+    method, layout = LocalSGD(4), Layout(("a", "b"), (torch.Size([2]), torch.Size([1])))
+    begin = torch.tensor([0.1, 0.7, 1.0])
+    team = [start(method, layout, begin, 3) for _ in range(3)]
+    after = [torch.tensor([0.1 + 0.3 * k, 0.7, 1.0 - 0.5 * k]) for k in range(3)]
+    keys = [Key(0, 0, k) for k in range(3)]
+    together([exchange(method, *of, still=[(0, 2)]) for of in zip(team, after, keys, strict=True)])
+    for rank, w in zip(team, after, strict=True):
+        assert rank.x.tolist() == pytest.approx([0.4, 0.7, 0.5])
+        assert rank.x[1] == begin[1]  # to the bit
+        assert torch.equal(w, rank.x)
 
 
 # -- whole trainings -------------------------------------------------------------
