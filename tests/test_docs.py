@@ -1033,7 +1033,7 @@ def test_what_the_page_of_the_thesis_says_of_def_in_words_is_in_its_lines():
     two, four, deep = (
         {row: (name, row) for name, row in found if name == at} for at in ("two ranks", "four ranks", "ResNet-20")
     )
-    by_measure = four["DEF, lambda as measured"]
+    before = four["DEF, lambda as measured"]
     saef, ef = "SAEF, averaged every 100 steps", "EF, dense's rate"
     assert f"With two ranks DEF ends {ahead(two['dense'], two['DEF'])} points behind dense training" in page
     assert f"for {mb(two['DEF'])} MB each way where dense sends {mb(two['dense'])}" in page
@@ -1071,14 +1071,14 @@ def test_what_the_page_of_the_thesis_says_of_def_in_words_is_in_its_lines():
     assert "of .3 costs two ranks {} points beside .5, and four {}.".format(*costs) in page
     looks = lambda row: [[x[2] for x in found[row][seed]["curve"]] for seed in (0, 1, 2)]  # noqa: E731
     assert looks(swept["two", 1.0]) == looks(two["PSync"])
-    assert f"With four ranks DEF with λ as measured ends {ahead(four['dense'], by_measure)} points behind dense." in page
+    assert f"With four ranks DEF with λ as measured ends {ahead(four['dense'], before)} points behind dense." in page
     measured = {
         row: [x[1] for lines in found[row].values() for x in lines["lam"] if x[0] >= 2000]
-        for row in (two["DEF"], by_measure)
+        for row in (two["DEF"], before)
     }
-    assert min(measured[by_measure]) == pytest.approx(0.25, abs=0.005)
+    assert min(measured[before]) == pytest.approx(0.25, abs=0.005)
     assert 0.5 <= min(measured[two["DEF"]]) < max(measured[two["DEF"]]) < 0.6
-    gain, left = ahead(swept["four", 0.5], by_measure), ahead(four["dense"], swept["four", 0.5])
+    gain, left = ahead(swept["four", 0.5], before), ahead(four["dense"], swept["four", 0.5])
     assert f"{gain} points ahead of the measured one, and {left} behind dense" in page
     best = max(float(ahead(swept["two", lam], two["DEF"]).split(" to ")[1]) for lam in (0.3, 0.5, 0.7, 1.0))
     assert f"no constant is better than it by more than {f'{best:.1f}'.removeprefix('0')} points with any seed" in page
