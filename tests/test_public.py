@@ -6,6 +6,7 @@ option of a command. ``--golden-rewrite`` writes the file anew, before a release
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import subprocess
@@ -112,3 +113,20 @@ def test_help_and_version_do_without_torch(words: list[str]) -> None:
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "loaded:"
+
+
+def test_a_field_says_itself_that_it_is_a_keyword_alone() -> None:
+    """Type checkers know ``dataclasses.field``, and take what a function of ours gives for a positional argument."""
+    hidden = []
+    for path in sorted(SOURCE.rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        makers = {f.name for f in tree.body if isinstance(f, ast.FunctionDef) and "kw_only=" in ast.unparse(f)}
+        hidden += [
+            f"{path.name}: {ast.unparse(line)}"
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ClassDef)
+            for line in node.body
+            if isinstance(line, ast.AnnAssign) and isinstance(line.value, ast.Call)
+            if isinstance(line.value.func, ast.Name) and line.value.func.id in makers
+        ]
+    assert hidden == []

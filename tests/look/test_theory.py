@@ -22,12 +22,12 @@ from thinwire.look.theorems import (
     Recycled,
     Steps,
     def_,
-    detached,
     domo_round,
+    errors_of,
     flss,
     intrinsic,
+    largest_loss,
     lbgm,
-    lost,
     luar,
     recycled_noise,
     steps_of,
@@ -179,8 +179,8 @@ def test_delta_is_what_a_recycled_client_loses_over_its_recycled_layers() -> Non
         {"looks": [{**one, "client": 1}]},
         {},
     ]
-    assert lost(rounds) == 5.0
-    assert lost([]) == 0.0
+    assert largest_loss(rounds) == 5.0
+    assert largest_loss([]) == 0.0
     assert steps_of([{}, {"change": {"norm": 1.0, "of": "server"}}]) is None
     lines = [{"change": {"steps": 4.0, "rates": 0.4}}, {"change": {"steps": 6.0, "rates": 1.2}}, {}]
     assert steps_of(lines) == (3, 5.0, pytest.approx(0.16))
@@ -284,10 +284,10 @@ def test_the_detached_error_is_that_of_the_residuals() -> None:
         for each, lam in zip(e, (0.3, 0.8), strict=True)
     ]
     expected = [((each.mean(0) - lam * each) ** 2).sum(1).mean() for each, lam in zip(e, (0.3, 0.8), strict=True)]
-    found = detached([*lines, {}])
+    found = errors_of([*lines, {}])
     assert found is not None
     assert found == pytest.approx((np.mean(expected), (e.mean(1) ** 2).sum(1).mean()))
-    assert detached([{}]) is None
+    assert errors_of([{}]) is None
 
 
 def test_theorem_2_4_1_of_def_by_hand() -> None:
@@ -395,7 +395,7 @@ def test_def_s_constants_are_those_of_its_first_and_its_last_model(tmp_path: Pat
     assert rows["M^2"].value == pytest.approx(max(whole), rel=1e-4)
     assert rows["sigma^2"].value is not None
     assert rows["sigma^2"].value > 0
-    assert (rows["||e - lambda e_k||^2"].value, rows["||e - lambda e_k||^2"].beside) == detached(run.rounds)
+    assert (rows["||e - lambda e_k||^2"].value, rows["||e - lambda e_k||^2"].beside) == errors_of(run.rounds)
     assert [path.name for path in look.draw(reading, tmp_path)] == ["theory.png"]
     with pytest.raises(RunError, match="of data-parallel methods DEF has a theorem here"):
         look.read(other)

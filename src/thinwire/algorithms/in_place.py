@@ -183,7 +183,7 @@ class InPlace:
     def client(self, view: State, state: State, task: Task, key: Key) -> Client:
         outer, x = self.outer, view.x
         names = part(x.layout, MODEL)
-        work = self.method.client(self.shared(view), state, task, key)
+        work = self.method.client(self.shared_view(view), state, task, key)
         (reply, state), asked, buffers, own = yield from within(work, x, view.beside)
         update, beside = reply.update, view.beside
         if not self.once:  # FedAvg's training, on the mini-batches of a round's first one
@@ -214,7 +214,7 @@ class InPlace:
 
     # -- whose model is which -----------------------------------------------
 
-    def shared(self, view: State) -> fedavg.Broadcast:
+    def shared_view(self, view: State) -> fedavg.Broadcast:
         """What the method's clients are sent, of what FedSM's are."""
         return fedavg.Broadcast(self.outer.halves(view.x)[0] if self.once else view.beside.x)
 
@@ -237,7 +237,7 @@ class InPlace:
 
     def at_client(self, view: State, client: int | None, own: State) -> Params | None:
         x: Params = view.x
-        inner = None if client is None else self.method.at_client(self.shared(view), client, own)
+        inner = None if client is None else self.method.at_client(self.shared_view(view), client, own)
         return x if inner is None else x.replace(inner)
 
     def statistics_at_client(self, view: State, client: int) -> Params | None:

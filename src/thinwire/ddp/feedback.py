@@ -23,9 +23,8 @@ class Method(Config):
     """What a rank sends of its step, and what it does with the rest."""
 
 
-def _later(default: Any) -> Any:
-    """A switch that came after states and results were recorded, and its default, at which all is as it was."""
-    return field(default=default, kw_only=True, metadata={"later": True})
+LATER = {"later": True}
+"""Of a switch that came after states and results were recorded: at its default all is as it was."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +46,13 @@ class Feedback(Method):
     Raises ``ValueError`` for a value out of its range, and ``CombinationError`` for switches that do not go together.
     """
 
-    steps: Count = _later(1)
-    decay: Fraction = _later(1.0)
-    outer: Optimizer = _later(SGD(1.0))
-    count: Literal["all", "senders"] = _later("all")
-    fragments: Count = _later(1)
-    delay: Natural = _later(0)
-    mix: BelowOne = _later(0.0)
+    steps: Count = field(default=1, kw_only=True, metadata=LATER)
+    decay: Fraction = field(default=1.0, kw_only=True, metadata=LATER)
+    outer: Optimizer = field(default=SGD(1.0), kw_only=True, metadata=LATER)
+    count: Literal["all", "senders"] = field(default="all", kw_only=True, metadata=LATER)
+    fragments: Count = field(default=1, kw_only=True, metadata=LATER)
+    delay: Natural = field(default=0, kw_only=True, metadata=LATER)
+    mix: BelowOne = field(default=0.0, kw_only=True, metadata=LATER)
 
     def __post_init__(self) -> None:
         if self.link is not None:

@@ -41,11 +41,6 @@ from .feedback import Feedback
 __all__ = ["DeMo", "DetachedLoCo", "DiLoCo", "DisTrO", "LocalSGD", "SparseLoCo", "StreamingDiLoCo"]
 
 
-def _by_name(default: Any) -> Any:
-    """A switch with a default of the method's own."""
-    return field(default=default, kw_only=True)
-
-
 @dataclass(frozen=True)
 class Local(Feedback):
     """A setting of the loop by a name of its own, whose expression begins with what is peculiar to it."""
@@ -88,7 +83,7 @@ class DiLoCo(Local):
 
     steps: Count = 500
     link: Link = Dense()
-    outer: Optimizer = _by_name(Nesterov(0.7, 0.9))
+    outer: Optimizer = field(default=Nesterov(0.7, 0.9), kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -109,8 +104,8 @@ class StreamingDiLoCo(DiLoCo):
     steps: Count = 100
     fragments: Count = 4
     delay: Natural = 5
-    mix: BelowOne = _by_name(0.5)
-    outer: Optimizer = _by_name(Nesterov(0.4, 0.9))
+    mix: BelowOne = field(default=0.5, kw_only=True)
+    outer: Optimizer = field(default=Nesterov(0.4, 0.9), kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -129,8 +124,8 @@ class SparseLoCo(Local):
 
     steps: Count = 30
     k: Count = 64
-    decay: Fraction = _by_name(0.95)
-    count: Literal["all", "senders"] = _by_name("senders")
+    decay: Fraction = field(default=0.95, kw_only=True)
+    count: Literal["all", "senders"] = field(default="senders", kw_only=True)
 
     @property
     def link(self) -> Link:
@@ -151,8 +146,8 @@ class DetachedLoCo(SparseLoCo):
     paper = "Sarfi et al., 2025, arXiv:2508.15706, with the point of Xu, Huang, ICML 2022"
 
     steps: Count = 20
-    lam: Fraction = _by_name(0.5)
-    outer: Optimizer = _by_name(SGD(2.0))
+    lam: Fraction = field(default=0.5, kw_only=True)
+    outer: Optimizer = field(default=SGD(2.0), kw_only=True)
 
     @property
     def detach(self) -> float:
@@ -177,9 +172,9 @@ class DeMo(Local):
 
     k: Count = 32
     chunk: Count = 64
-    decay: Fraction = _by_name(0.999)
-    weight_decay: NonNegative = _by_name(0.0)
-    count: Literal["all", "senders"] = _by_name("senders")
+    decay: Fraction = field(default=0.999, kw_only=True)
+    weight_decay: NonNegative = field(default=0.0, kw_only=True)
+    count: Literal["all", "senders"] = field(default="senders", kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -216,7 +211,7 @@ class DisTrO(DeMo):
     paper = "PsycheFoundation/psyche, 2026"
 
     k: Count = 4
-    decay: Fraction = _by_name(0.995)
+    decay: Fraction = field(default=0.995, kw_only=True)
 
     @property
     def link(self) -> Link:

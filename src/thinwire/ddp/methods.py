@@ -40,12 +40,11 @@ from typing import Annotated
 from ..errors import require
 from ..links import Link
 from ..ranges import Range
-from . import local
 from .feedback import Method, Ratio
-from .local import *  # noqa: F403
+from .local import DeMo, DetachedLoCo, DiLoCo, DisTrO, LocalSGD, SparseLoCo, StreamingDiLoCo
 
 __all__ = ["DEF", "DEFA", "EF", "EF21", "SAEF", "Hook", "Method", "PSync"]
-__all__ += local.__all__
+__all__ += ["DeMo", "DetachedLoCo", "DiLoCo", "DisTrO", "LocalSGD", "SparseLoCo", "StreamingDiLoCo"]
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ def components(sigma: Float[Tensor, " t"], share: float = 0.99, of: Kind = "valu
     return 0 if float(sums[-1]) == 0 else int((sums < share * sums[-1]).sum()) + 1
 
 
-def counted(
+def count_components(
     products: Float[Tensor, "t t"], of: Kind = "values", centred: bool = False, shares: Sequence[float] = SHARES
 ) -> tuple[int, ...]:
     """N-PCA for each share. ``centred`` counts what the rows have besides their mean, and not its rounding."""
@@ -94,7 +94,7 @@ def progression(
     """After how many gradients (``points`` moments at most, the last among them) how many components have a share."""
     total = len(products)
     moments = sorted({round((i + 1) * total / min(total, points)) for i in range(min(total, points))})
-    return [(t, counted(products[:t, :t], of, centred, shares)) for t in moments]
+    return [(t, count_components(products[:t, :t], of, centred, shares)) for t in moments]
 
 
 class LayerCount(NamedTuple):
@@ -145,17 +145,17 @@ def ladder(whole: Float[Tensor, "t t"], layers: Mapping[str, LayerCount], moment
     smooth = accumulate(whole, momentum)
     names = "the paper's text: all layers as one, singular values", "their squares", "centred", f"momentum {momentum:g}"
     as_one = [
-        Count(names[0], list(counted(whole)), earlier(whole)),
-        Count(names[1], list(counted(whole, "variance")), earlier(whole)),
-        Count(f"{names[1]}, {names[2]}", list(counted(whole, "variance", True)), earlier(whole)),
-        Count(f"{names[1]}, {names[2]}, {names[3]}", list(counted(smooth, "variance", True)), earlier(smooth)),
+        Count(names[0], list(count_components(whole)), earlier(whole)),
+        Count(names[1], list(count_components(whole, "variance")), earlier(whole)),
+        Count(f"{names[1]}, {names[2]}", list(count_components(whole, "variance", True)), earlier(whole)),
+        Count(f"{names[1]}, {names[2]}, {names[3]}", list(count_components(smooth, "variance", True)), earlier(smooth)),
     ]
     last, near = moments(layers)[-1], statistics.fmean(layer.earlier for layer in layers.values())
     alone = accumulate(torch.eye(len(whole), dtype=torch.float64), momentum)
     return [
         *as_one,
         Count("the paper's figures: all of these, mean over layers", last.means, near, last.deviations),
-        Count("the same of orthogonal gradients", list(counted(alone, "variance", True)), earlier(alone)),
+        Count("the same of orthogonal gradients", list(count_components(alone, "variance", True)), earlier(alone)),
     ]
 
 

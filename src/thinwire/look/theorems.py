@@ -57,7 +57,7 @@ def steps_of(lines: Sequence[Mapping[str, Any]]) -> Steps | None:
 # -- LBGM ---------------------------------------------------------------------
 
 
-def lost(lines: Sequence[Mapping[str, Any]]) -> float:
+def largest_loss(lines: Sequence[Mapping[str, Any]]) -> float:
     """Delta^2: the largest ||d||^2 sin^2 of a client whose update was recycled, over its recycled layers."""
     losses = [0.0]
     for line in lines:
@@ -285,7 +285,7 @@ def intrinsic(measured: Measured, reached: Sequence[float], end: float, epochs: 
 # -- DEF ----------------------------------------------------------------------
 
 
-def detached(lines: Sequence[Mapping[str, Any]]) -> tuple[float, float] | None:
+def errors_of(lines: Sequence[Mapping[str, Any]]) -> tuple[float, float] | None:
     """The means over evaluations of mean_k ||e - lambda e_k||^2, and of ||e||^2, which is EF's; None without residuals.
 
     mean_k ||e - lambda e_k||^2 = (1 - 2 lambda) ||e||^2 + lambda^2 mean_k ||e_k||^2, for e is the mean of the e_k.

@@ -51,13 +51,13 @@ from .theorems import (
     Quantity,
     Steps,
     def_,
-    detached,
     domo,
     domo_round,
+    errors_of,
     flss,
     intrinsic,
+    largest_loss,
     lbgm,
-    lost,
     luar,
     recycled_noise,
     steps_of,
@@ -90,14 +90,14 @@ class Federated:
         return Params(self.slot.layout, self.rows[self.rounds.index(round)].to(self.slot.layout.dtype, copy=True))
 
     @cached_property
-    def shown(self) -> list[int]:
+    def chosen_rounds(self) -> list[int]:
         """The rounds that are measured: the start, and others as far apart as can be, the last among them."""
         count = min(self.look.points - 1, len(self.rounds))
         return [0, *(self.rounds[round((i + 1) * len(self.rounds) / count) - 1] for i in range(count))]
 
-    def measured(self, sketch: Callable[[Params], Tensor] | None = None) -> Measured:
+    def measure(self, sketch: Callable[[Params], Tensor] | None = None) -> Measured:
         """Losses and gradients at these rounds."""
-        models = [(number, self.model(number)) for number in self.shown]
+        models = [(number, self.model(number)) for number in self.chosen_rounds]
         how = self.look.batches, self.run.seed, sketch
         return Measured(measure(self.slot, self.tasks, self.weights, self.method.local, models, *how), self.weights)
 
@@ -124,7 +124,7 @@ class Federated:
 def _lbgm(run: Federated, _: LBGM) -> list[Quantity]:
     if not any("looks" in line for line in run.run.rounds):
         raise lacks(run.run, "recorded tests of LBGM", "federated", "train it with --record all")
-    return lbgm(run.measured(), run.steps, lost(run.run.rounds))
+    return lbgm(run.measure(), run.steps, largest_loss(run.run.rounds))
 
 
 def _luar(run: Federated, _: LUAR) -> list[Quantity]:
@@ -133,10 +133,10 @@ def _luar(run: Federated, _: LUAR) -> list[Quantity]:
     each = [one.kappa for one in kappas(lines) if one.unsent and one.kappa is not None]
     strayed = [
         statistics.fmean(float((x - path[0]).square().sum()) for x in path[:-1])
-        for number in run.shown[:-1]
+        for number in run.chosen_rounds[:-1]
         for path in run.trajectories(run.model(number), number + 1)
     ]
-    return luar(run.measured(), run.steps, recycled_noise(lines, layout, rows), each, statistics.fmean(strayed))
+    return luar(run.measure(), run.steps, recycled_noise(lines, layout, rows), each, statistics.fmean(strayed))
 
 
 def _flss(run: Federated, method: FLSS) -> list[Quantity]:
@@ -145,7 +145,7 @@ def _flss(run: Federated, method: FLSS) -> list[Quantity]:
     steps, x = run.steps, run.model(run.rounds[-1])
     own = [run.least([k], x, steps.eta) for k in range(len(run.tasks))]
     gamma = run.least(range(len(run.tasks)), x, steps.eta) - sum(w * f for w, f in zip(run.weights, own, strict=True))
-    return flss(run.measured(), steps, max(0.0, gamma), rho, int(run.run.about["sample"]))
+    return flss(run.measure(), steps, max(0.0, gamma), rho, int(run.run.about["sample"]))
 
 
 def _domo(run: Federated, method: DOMO) -> list[Quantity]:
@@ -159,19 +159,19 @@ def _domo(run: Federated, method: DOMO) -> list[Quantity]:
             f"number for all: LocalSGD(steps=...)"
         )
     rounds = list[Apart]()
-    for number in run.shown[:-1]:
+    for number in run.chosen_rounds[:-1]:
         x = run.model(number)
         momentum = (x - run.model(number - 1)) / opt.lr if number else x.zeros()
         paths = run.trajectories(x + momentum * method.beta, number + 1)
         rounds.append(domo_round(paths, momentum.flat.double(), opt.lr, method.beta, opt.beta, local.momentum))
     both = method.beta, opt.lr * opt.beta / (1 - opt.beta)
-    return domo(run.measured(), run.steps.eta, counts.pop(), local.momentum, both, rounds)
+    return domo(run.measure(), run.steps.eta, counts.pop(), local.momentum, both, rounds)
 
 
 def _intrinsic(run: Federated, method: Intrinsic) -> list[Quantity]:
     start, loss = run.first, losses_of(run.slot, run.tasks, run.weights, method.local)
     key = method._matrix(run.run.seed, 0, "subspace0")
-    seen = run.measured(lambda g: method.basis.project_model(g, method.dim, key))
+    seen = run.measure(lambda g: method.basis.project_model(g, method.dim, key))
     reached = []
     for draw in range(run.look.draws):
         own = Key(draw, 0, None, "look/theory")
@@ -195,7 +195,7 @@ def _def(run: RecordedRun, look: Theory) -> list[Quantity]:
     study, file = study_of(run.path), run.path / "model.safetensors"
     if study is None or not file.exists():
         raise RunError(f"{run.path} has no complete run of a study: let it end first")
-    if (errors := detached(run.rounds)) is None:
+    if (errors := errors_of(run.rounds)) is None:
         raise lacks(run, "residuals", "data-parallel", "its method keeps none; look at one such as DEF(64)")
     method: Any = KINDS[run.kind].method(run.expression)
     problem: Problem = study.problem(run.seed)

@@ -116,7 +116,7 @@ def backpropagate(
     take no part. Random layers draw what they draw in training.
     """
     if at is not None:
-        with _placed(stages, at):
+        with _placing(stages, at):
             return backpropagate(stages, part, batch, x, y)
     pieces, total = stages[0].schedule.pieces, None
     parameters = list(stages[part].trained.values())
@@ -176,7 +176,7 @@ def lemma(stages: Sequence[Stage], part: int, x: Tensor, y: Tensor) -> Lemma | N
 
 
 @contextmanager
-def _placed(stages: Sequence[Stage], at: Sequence[Tensor]) -> Iterator[None]:
+def _placing(stages: Sequence[Stage], at: Sequence[Tensor]) -> Iterator[None]:
     """Parts that hold other parameters for a while."""
     parameters = [list(stage.trained.values()) for stage in stages]
     before = [_flat(own) for own in parameters]
