@@ -26,7 +26,9 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     pluginmanager.register(figures)
     pluginmanager.register(processes)
     parser.addoption(
-        "--first", action="store_true", help="run each test once, with the first of its parameters (make test-fast)"
+        "--first",
+        action="store_true",
+        help="run each test once, with the first of its parameters, but for those of seconds.txt (make test-fast)",
     )
     parser.addoption(
         "--golden-rewrite",
@@ -34,6 +36,9 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
         help="write the recorded (golden) runs anew instead of comparing with them",
     )
 
+
+SECONDS = Path(__file__).with_name("seconds.txt")
+"""The tests that take a second or more with one parameter: ``--durations 0 --durations-min 1`` finds them."""
 
 # Those that take longest begin first, so that nobody waits for them at the end.
 FIRST = [
@@ -45,7 +50,8 @@ FIRST += [f"test_{name}.py" for name in ("federation", "cli", "distributed", "sc
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--first"):
         first = {item.nodeid.partition("[")[0]: item for item in reversed(items)}
-        items[:] = [item for item in items if first[item.nodeid.partition("[")[0]] is item]
+        left_out = set(SECONDS.read_text().split())
+        items[:] = [item for name, item in reversed(first.items()) if name.removeprefix("tests/") not in left_out]
     items.sort(key=lambda item: FIRST.index(item.path.name) if item.path.name in FIRST else len(FIRST))
 
 

@@ -130,3 +130,9 @@ def test_a_field_says_itself_that_it_is_a_keyword_alone() -> None:
             if isinstance(line.value.func, ast.Name) and line.value.func.id in makers
         ]
     assert hidden == []
+
+
+def test_each_test_that_is_left_out_for_its_seconds_is_there() -> None:
+    for name in (TEXT.parent / "seconds.txt").read_text().split():
+        path, _, test = name.partition("::")
+        assert f"def {test}(" in (TEXT.parent / path).read_text(), name
