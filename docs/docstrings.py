@@ -17,9 +17,10 @@ class Markdown(griffe.Extension):
     """Roles become code, blocks after ``::`` and tables become blocks. Public names are at the root, as in Python."""
 
     def on_package(self, *, pkg: Any, **_: Any) -> None:
-        import thinwire
+        import thinwire.public
 
-        for package in ("algorithms", "federated", "links", "local", "optimizers", "params", "schedules", "task"):
+        listed = re.findall(r"^from \.(\w+) import \*", Path(thinwire.public.__file__).read_text(), re.M)
+        for package in listed:
             for name in getattr(thinwire, package).__all__ if pkg.name == "thinwire" else ():
                 if name not in pkg.members:  # what is loaded by a lazy root cannot be read off its source
                     pkg.set_member(name, griffe.Alias(name, f"thinwire.{package}.{name}"))
