@@ -5,8 +5,8 @@ Shakespeare: 8 windows of 64 characters a rank and step, AdamW (.9, .95) at a ra
 gradients clipped to a norm of 1, warm-up over 30 steps and a cosine to a tenth of the rate. Rounds have 20 steps. The
 loss is x's, over 768 windows that lie evenly in the last tenth. Bytes are those that one rank gives to collectives.
 
-All rows have one rate, the best of .002, .004 and .008 for dense training; ``--lr`` tries others. A training is a
-JSON line when it is done, and is not trained again.
+All rows have one rate but DeMo, which has plain SGD at .001; ``--lr`` tries others. A training is a JSON line when it
+is done, and is not trained again.
 
     python experiments/local_steps/shakespeare.py
     python experiments/local_steps/shakespeare.py --ranks 4 --steps 600
@@ -49,8 +49,9 @@ ROWS: dict[str, ddp.Method] = {
     "DEF(TransformCoding(33400), steps=20)": ddp.DEF(tw.TransformCoding(33_400), steps=20),
     "DeMo(32)": ddp.DeMo(32),
 }
-RATES = {"DeMo(32)": 0.001}  # of the sign's step; other rows have --lr
 """Each row's method."""
+
+RATES = {"DeMo(32)": 0.001}  # of the sign's step; other rows have --lr
 
 
 class Clipped(torch.optim.AdamW):
