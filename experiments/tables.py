@@ -24,7 +24,6 @@ from pages import (  # noqa: F401  pages fill TABLES
     claims,
     data_parallel,
     federated,
-    local_steps,
     onepercent,
     personal,
     pipelined,
@@ -42,7 +41,7 @@ PAGES = [
     "docs/measured/personal.md",
     "docs/measured/pipeline.md",
     "docs/methods/auto.md",
-    *(f"docs/methods/{name}.md" for name in ("def", "domo", "flss", "intrinsic", "lbgm", "local-steps", "luar")),
+    *(f"docs/methods/{name}.md" for name in ("def", "domo", "flss", "intrinsic", "lbgm", "luar")),
     "docs/methods/transform-coding.md",
 ]
 MARK = re.compile(r"<!-- table: (\S+) -->\n((?:\|.*\n)*)")
