@@ -320,7 +320,7 @@ def test_a_server_that_is_killed_in_a_round_goes_on_when_it_is_started_again(
 
 
 @pytest.mark.deployment
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(2400)
 def test_a_run_goes_on_after_its_superlink_was_killed(federation: Federation, tmp_path: Path) -> None:
     out, hold = tmp_path / "run", tmp_path / "hold"
     hold.write_text("after")
