@@ -67,8 +67,19 @@ def versions(*packages: str) -> dict[str, str]:
 
 
 def command() -> str:
-    """How this process was started, from the root of a checkout. A program that lies elsewhere is PROGRAM."""
-    words = ["PROGRAM" if before == "--slowlink" else word for before, word in pairwise(sys.argv)]
+    """How this process was started, from the root of a checkout.
+
+    A program that lies elsewhere is PROGRAM. Options that name another place outside of the checkout are left out: they
+    say where something is written, and not what.
+    """
+    words = list[str]()
+    for before, word in pairwise(sys.argv):
+        word = "PROGRAM" if before == "--slowlink" else word.replace(f"{ROOT}/", "")
+        _, sign, value = word.rpartition("=")
+        if not Path(value).is_absolute():
+            words.append(word)
+        elif before.startswith("-") and not sign:
+            words.pop()
     return shlex.join(["python", str(Path(sys.argv[0]).resolve().relative_to(ROOT)), *words])
 
 

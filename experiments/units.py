@@ -165,7 +165,7 @@ def _made(arms: Sequence[Arm], into: Path, mine: set[str], device: str) -> bool:
         name = digest(one.key)
         if name in mine or there(record.read(into), one.key):
             continue
-        folder = into.parent / ".running" / name
+        folder = into.parent / ".running" / f"{name}-{record.source()}"  # a line says what code trained it
         with held(folder) as free:
             if free and there(record.read(into), one.key) is None:  # nobody made it meanwhile
                 print(one.name, end=": ", flush=True)

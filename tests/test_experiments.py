@@ -1023,3 +1023,19 @@ def test_a_rival_at_one_percent_chooses_its_setting_on_the_way(
     (seed_0,) = [line for line in found if line["kind"] == "run"]
     assert seed_0["row"] in (first, *others)
     assert seed_0["start"] == "known"
+
+
+def test_a_line_has_the_command_that_makes_it_again_and_no_place_of_the_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with alone([str(ROOT / "experiments/tables.py")]):
+        import record
+    script, inside = str(ROOT / "experiments/def/ranks.py"), str(ROOT / "docs")
+    words = ["--seeds", "0", "1", "--into", "/elsewhere/x.jsonl", f"--out={inside}", "--work=/elsewhere", "--lr", "0.1"]
+    monkeypatch.setattr(record.sys, "argv", [script, *words, "--slowlink", "/bin/slow"])
+    said = "python experiments/def/ranks.py --seeds 0 1 --out=docs --lr 0.1 --slowlink PROGRAM"
+    assert record.command() == said
+    place = re.compile(r"[ =](/[a-z]\S*)")
+    for path in [*ROOT.glob("experiments/*/results/*.jsonl"), *ROOT.glob("benchmarks/results/*.jsonl")]:
+        for line in path.read_text().splitlines():
+            assert place.search(json.loads(line).get("command", "")) is None, path

@@ -157,7 +157,8 @@ def trained(o: argparse.Namespace, one: Pipelined, given: Problem, row: str) -> 
         print(f"there already: {row}, {one.optimizer} at {one.lr:g}, {one.parts} parts, seed {seed}", flush=True)
         return there
     began = time.time()
-    name = re.sub(r"\W+", "-", "-".join(str(each) for each in key.values())).strip("-")
+    name = "-".join(str(each) for each in (*key.values(), record.source()))  # a line says what code trained it
+    name = re.sub(r"\W+", "-", name).strip("-")
     failed = one.run(o.work / name, problems={seed: given})
     line = {**key, "thesis": thesis(one.parts).get(row) if o.data == "cifar10" else None}
     if failed:
