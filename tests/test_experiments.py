@@ -9,6 +9,7 @@ import io
 import itertools
 import json
 import os
+import re
 import runpy
 import sys
 import tomllib
