@@ -85,8 +85,9 @@ def test_a_complete_expression_leaves_nothing_to_defaults() -> None:
     assert tw.complete(tw.Adagrad()) == "Adagrad(lr=0.03, beta1=0.0, beta2=0.99, tau=0.001)"
     assert tw.complete(tw.LBGM(tw.Partition({"a": tw.Flat(tw.RandK())}), 0.5)) == (
         "LBGM(inner=Partition(links={'a': Flat(inner=RandK(share=0.01, unbiased=False))}), threshold=0.5, "
-        "compare='delivered', store='dense', delta=None)"
+        "compare='delivered', store='dense')"
     )
+    assert tw.complete(tw.LBGM(delta=0.1)).endswith("store='dense', delta=0.1)")  # later than others: where it is given
     assert tw.complete(tw.Decay(0.2, (100,))) == "Decay(start=0.2, rounds=(100,), factor=0.1)"
     assert tw.complete(tw.FedAvg(up={"update": tw.EF21()})) == (
         "FedAvg(local=LocalSGD(lr=0.05, epochs=1.0, batch=32, momentum=0.0, weight_decay=0.0, prox=0.0, steps=None, "

@@ -61,6 +61,10 @@ class Config:
         return fields(cls)  # type: ignore[arg-type]  # a dataclass
 
 
+LATER = {"later": True}
+"""The metadata of a field that came after results and runs were recorded: at its default ``complete`` leaves it out."""
+
+
 def complete(x: Any) -> str:
     """The expression of ``x`` with every field written out."""
     if isinstance(x, Config):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, Literal
 
-from ..config import Config
+from ..config import LATER, Config
 from ..errors import CombinationError, require
 from ..links import Dense, Link, RandomBlock
 from ..optimizers import SGD, Optimizer
@@ -21,10 +21,6 @@ from .rounds import Rounds
 @dataclass(frozen=True)
 class Method(Config):
     """What a rank sends of its step, and what it does with the rest."""
-
-
-LATER = {"later": True}
-"""Of a switch that came after states and results were recorded: at its default all is as it was."""
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,13 @@ Gradient Subspaces Low-Rank?", ICLR 2022, Algorithms 1 and 3.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal, NamedTuple
 
 import torch
 from torch import Size
 
+from ..config import LATER
 from ..errors import CombinationError, check, require
 from ..key import Key
 from ..params import Layout, Params
@@ -79,7 +80,7 @@ class LBGM(Wrapper):
     threshold: SquaredSine | tuple[SquaredSine, ...] = 0.2
     compare: Literal["delivered", "dense"] = "delivered"
     store: Literal["dense", "packet"] = "dense"
-    delta: NonNegative | tuple[NonNegative, ...] | None = None
+    delta: NonNegative | tuple[NonNegative, ...] | None = field(default=None, metadata=LATER)
 
     linear = False
     memory = True
