@@ -1,4 +1,4 @@
-"""DEF's lambda by the number of ranks: as it is measured, and constant.
+"""DEF's lambda by the number of ranks: by rule, constant, and as it is measured, which was the default before.
 
 Logical workers on Fashion-MNIST with a small convolutional network, 64 examples a step in all. Lines that are there
 already are not trained again.

@@ -17,9 +17,9 @@ from thinwire.errors import RunError
 from thinwire.federated.setting import Setting
 from thinwire.key import Key
 from thinwire.local import LocalSGD
-from thinwire.look.measured import Measured, Point, Trained, Watched, descend, measure, ways
+from thinwire.look.constants import Constants, PathSlot, Point, Trained, descend, measure, ways
 from thinwire.look.theorems import (
-    Recycled,
+    Recycling,
     Steps,
     def_,
     domo_round,
@@ -57,15 +57,15 @@ def softmax_gradients(w: np.ndarray, b: np.ndarray, x: np.ndarray, y: np.ndarray
     return loss, np.concatenate([(off[:, :, None] * x[:, None, :]).reshape(len(y), -1), off], 1)
 
 
-def seen(trainer: LocalSGD, batches: int = 4, sketch: Any = None) -> tuple[Measured, list[np.ndarray], Any, Any]:
+def seen(trainer: LocalSGD, batches: int = 4, sketch: Any = None) -> tuple[Constants, list[np.ndarray], Any, Any]:
     """Three models, measured; their numbers; and the clients' data."""
     clients, x, y = tasks()
-    slot = Watched(nn.Linear(4, 3))
+    slot = PathSlot(nn.Linear(4, 3))
     draw = torch.Generator().manual_seed(1)
     models = [torch.randn(15, generator=draw) for _ in range(3)]
     weights = [0.5, 0.25, 0.25]
     given = [(t, Params(slot.layout, m)) for t, m in enumerate(models)]
-    found = Measured(measure(slot, clients, weights, trainer, given, batches, sketch=sketch), weights)
+    found = Constants(measure(slot, clients, weights, trainer, given, batches, sketch=sketch), weights)
     return found, [m.double().numpy() for m in models], x, y
 
 
@@ -137,7 +137,7 @@ def test_descent_takes_no_step_that_raises_the_loss() -> None:
 
 def test_ways_are_the_models_after_every_step_of_sgd() -> None:
     clients, x, y = tasks(2)
-    slot = Watched(nn.Linear(4, 3))
+    slot = PathSlot(nn.Linear(4, 3))
     start = Params(slot.layout, torch.zeros(15))
     paths = ways(slot, clients, start, LocalSGD(0.5, batch=None, epochs=3, momentum=0.5), seed=0, round=1)
     for path, a, b in zip(paths, x, y, strict=True):
@@ -149,12 +149,12 @@ def test_ways_are_the_models_after_every_step_of_sgd() -> None:
         assert torch.stack(path).numpy() == pytest.approx(np.array(expected), abs=1e-5)
 
 
-def constants(**values: float) -> Measured:
+def constants(**values: float) -> Constants:
     """Constants as if they had been measured, and F = 3 at the start."""
     apart = values.pop("apart", 0.0)
     fixed = {**values, "loss": lambda *_: 3.0, "apart": lambda *_: apart}
     start = Point(0, Params(Layout(("a",), (Size([1]),)), torch.zeros(1)), [3.0], [torch.zeros(1)], [0.0], [0.0])
-    return type("Constants", (Measured,), fixed)([start], [1.0])
+    return type("Constants", (Constants,), fixed)([start], [1.0])
 
 
 def of(rows: list[Any]) -> dict[str, Any]:
@@ -204,7 +204,7 @@ def test_the_noise_of_recycled_layers_is_the_last_sent_change_less_today_s() -> 
 
 def test_lemma_3_1_of_luar_by_hand() -> None:
     measured = constants(smoothness=2.0, noise=0.5, farthest=0.25, mean_square=1.0)
-    rounds = [Recycled(2, 6.0, 0.5, 1), Recycled(3, 2.0, 0.25, 2)]
+    rounds = [Recycling(2, 6.0, 0.5, 1), Recycling(3, 2.0, 0.25, 2)]
     rows = of(luar(measured, Steps(4, 2.0, 0.1), rounds, [0.5, 0.25], 0.125))
     assert (rows["||n_t||^2"].value, rows["||n_t||^2"].beside) == (2.0, pytest.approx(48.0))
     assert (rows["kappa"].value, rows["mean kappa"].value, rows["k"].value) == (0.5, 0.375, 2.0)
@@ -270,8 +270,7 @@ def test_the_inconsistency_of_domo_is_that_of_the_listing(alpha: float, beta: fl
 def test_rho_is_what_is_left_of_the_loss_in_the_worst_and_the_middle_subspace() -> None:
     x = Params(Layout(("a",), (Size([2]),)), torch.zeros(2))
     point = Point(0, x, [2.0], [torch.tensor([3.0, 4.0])], [1.5], [0.0], 7.0)
-    measured = Measured([point], [1.0])
-    rows = intrinsic(measured, [1.0, 0.2, 0.4, 0.6], 0.5, 3, 8)
+    rows = intrinsic(Constants([point], [1.0]), [1.0, 0.2, 0.4, 0.6], 0.5, 3, 8)
     assert [(r.value, r.beside) for r in rows[:2]] == [(0.5, 0.25), (0.2, 0.25)]
     assert (rows[2].value, rows[2].beside) == (7.0, 1.5)
     assert [(r.name, r.value) for r in rows[3:]] == [("rho^E", 0.125), ("C", 7 / 25)]

@@ -178,8 +178,8 @@ class FedSM(Algorithm):
 
     def bypass(self, layers: Sequence[str]) -> Algorithm:
         method = super().bypass(layers)
-        object.__setattr__(method, "personal", self.personal)  # what its server keeps goes past no layer
-        return method
+        assert isinstance(method, FedSM)
+        return replace(method, personal=self.personal)  # what its server keeps goes past no layer
 
     def assemble(self, module: nn.Module, num_clients: int) -> nn.Module:
         return join_selector(module, self.selector, self.shape, num_clients + self.extra)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .fedsm import FedSM
 
 
-class Kept(NamedTuple):
+class OwnModel(NamedTuple):
     """What a client's own model is made of."""
 
     state: Exact[Any]  # what the method keeps with the client
@@ -44,7 +44,7 @@ class Held(NamedTuple):
     """What the server keeps of one client."""
 
     client: int
-    kept: Kept | None  # None: its model is made when it is asked for
+    kept: OwnModel | None  # None: its model is made when it is asked for
 
 
 class Beside(NamedTuple):
@@ -84,7 +84,7 @@ class Reply(NamedTuple):
     first: Exact[Params]
     second: Exact[Params]
     beside: Beside | Nothing
-    own: Each[Kept | None]
+    own: Each[OwnModel | None]
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class InPlace:
             )
         buffers = buffers if outer.buffers == "mean" else None
         moments = outer.begin_moments(x)
-        first = Held(-1, None if adapts(method) else Kept(inner.client, buffers))
+        first = Held(-1, None if adapts(method) else OwnModel(inner.client, buffers))
         apart = None if self.once else inner.server
         moved = model.only(()) if buffers is None or self.once else buffers
         server = Server(x, outer.opt.init(model), moments, apart, moved, first, Several([], first), 0)
@@ -192,7 +192,7 @@ class InPlace:
         assert key.client is not None
         s = yield outer.selector_request(x, Labelled(key.client), view)._replace(aside=True)
         m, v = outer.moments_of(s.memory, view)
-        kept = None if adapts(self.method) else Kept(state, own if outer.buffers == "mean" else None)
+        kept = None if adapts(self.method) else OwnModel(state, own if outer.buffers == "mean" else None)
         return Reply((s.x - x).replace(update), m, v, beside, kept), state
 
     def adapt(self, x: Params, task: Task, key: Key) -> Adapting:
@@ -231,7 +231,7 @@ class InPlace:
             return None
         kept = of_client(server, client).kept
         if kept is None:
-            return some(server.buffers)
+            return statistics_or_none(server.buffers)
         buffers: Params | None = kept.buffers
         return buffers if self.method.own_statistics(kept.state) else None
 
@@ -241,7 +241,7 @@ class InPlace:
         return x if inner is None else x.replace(inner)
 
     def statistics_at_client(self, view: State, client: int) -> Params | None:
-        return None if self.once or not adapts(self.method) else some(view.beside.buffers)
+        return None if self.once or not adapts(self.method) else statistics_or_none(view.beside.buffers)
 
     def own_statistics(self, own: State) -> bool:
         return self.method.own_statistics(own)
@@ -252,7 +252,7 @@ def clients_of(value: Any) -> list[int]:
     return list(value) if isinstance(value, dict) else clients_of(value[0])
 
 
-def some(buffers: Params) -> Params | None:
+def statistics_or_none(buffers: Params) -> Params | None:
     """Norm statistics, or None where there are none."""
     return buffers if buffers.names else None
 
@@ -266,7 +266,7 @@ def within(
     ``beside`` that the method's clients share, and those of the client's own.
     """
     apart = isinstance(beside, Beside)
-    buffers = some(beside.buffers) if isinstance(beside, Beside) else None
+    buffers = statistics_or_none(beside.buffers) if isinstance(beside, Beside) else None
     names, asked = part(x.layout, MODEL), 0
     own = newest = None
     try:

@@ -345,7 +345,8 @@ class AtOptimizer(Compressed):
         rank, flying = self.rank, state.get("flying")
         sender, v = thaw(state["link"], rank.sender), thaw(state["outer"], rank.v) if "outer" in state else rank.v
         self._residual(state["residual"], state["total"])
-        rank.sender, rank.lam, rank.v, self.aside = sender, state["lam"], v, state.get("within")
+        own = state.get("within")
+        rank.sender, rank.lam, rank.v, self.aside = sender, state["lam"], v, None if own is None else own.clone()
         if rank.seen is not None:
             rank.seen.copy_(state["seen"])
         if rank.flying is not None:

@@ -6,7 +6,7 @@ University of Pittsburgh, 2023, Lemma 4.4.2, Section 4.4 and D.2.2; Assumptions 
 2.4.1. Intrinsic compression: Melas-Kyriazi, Wang, 2021, Definition 3.2, Theorems 3.3 to 3.5.
 
 Differences from the papers: a minimum that nobody knows (F*, g*) is taken as 0, below which no loss here lies. The
-smoothness and the other constants are those of :mod:`.measured`, from below. A learning rate and a number of steps are
+smoothness and the other constants are those of :mod:`.constants`, from below. A learning rate and a number of steps are
 means over the run. Lemma 4.4.2 as printed lacks a factor alpha / (1 - mu_s) of its last term, which the proof (D-11)
 has: here it is there, and so is the term of beta, which is zero at the thesis' beta = alpha mu_s / (1 - mu_s).
 """
@@ -23,7 +23,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..params import Layout
-from .measured import Measured, square
+from .constants import Constants, square
 
 
 class Quantity(NamedTuple):
@@ -70,12 +70,12 @@ def largest_loss(lines: Sequence[Mapping[str, Any]]) -> float:
     return max(losses)
 
 
-def lbgm(measured: Measured, steps: Steps, delta2: float) -> list[Quantity]:
+def lbgm(constants: Constants, steps: Steps, delta2: float) -> list[Quantity]:
     """Theorem 1, with Upsilon^2 = 1 in Assumption 3, so that Gamma^2 is all that clients differ by."""
     total, tau, eta = steps
-    beta, noise, apart = measured.smoothness, measured.noise, measured.apart()
+    beta, noise, apart = constants.smoothness, constants.noise, constants.apart()
     parts = (
-        ("8 (F0 - F*) / (eta tau T)", 8 * measured.loss(measured.points[0]) / (eta * tau * total)),
+        ("8 (F0 - F*) / (eta tau T)", 8 * constants.loss(constants.points[0]) / (eta * tau * total)),
         ("16 Delta^2", 16 * delta2),
         ("8 eta beta sigma^2", 8 * eta * beta * noise),
         ("5 eta^2 beta^2 sigma^2 (tau - 1)", 5 * (eta * beta) ** 2 * noise * (tau - 1)),
@@ -91,7 +91,7 @@ def lbgm(measured: Measured, steps: Steps, delta2: float) -> list[Quantity]:
         Quantity(name, "eta beta", "rate by smoothness", eta * beta, most, "at most (Equation 45)"),
         *(Quantity(name, term, "a term of bound (3)", value) for term, value in parts),
         Quantity(
-            name, "bound (3)", "of the mean ||grad F||^2", sum(v for _, v in parts), measured.mean_square, "measured"
+            name, "bound (3)", "of the mean ||grad F||^2", sum(v for _, v in parts), constants.mean_square, "measured"
         ),
     ]
 
@@ -99,7 +99,7 @@ def lbgm(measured: Measured, steps: Steps, delta2: float) -> list[Quantity]:
 # -- FedLUAR ------------------------------------------------------------------
 
 
-class Recycled(NamedTuple):
+class Recycling(NamedTuple):
     """A round that recycled: n_t in sums of gradients, its share of the length of the whole update, and its age."""
 
     round: int
@@ -108,13 +108,13 @@ class Recycled(NamedTuple):
     oldest: int  # k: rounds since the oldest of the updates was made
 
 
-def recycled_noise(lines: Sequence[Mapping[str, Any]], layout: Layout, rows: Sequence[Tensor]) -> list[Recycled]:
+def recycled_noise(lines: Sequence[Mapping[str, Any]], layout: Layout, rows: Sequence[Tensor]) -> list[Recycling]:
     """n_t of Equation 6, from the mean changes of clients, a row [d] for each line with ``change``.
 
     A recycled layer steps by its change of the last round in which it was sent; n_t is that less its change now.
     """
     own = [line for line in lines if "change" in line]
-    sent, found = dict[str, int](), list[Recycled]()
+    sent, found = dict[str, int](), list[Recycling]()
     for t, (line, row) in enumerate(zip(own, rows, strict=True)):
         noise, oldest, now = 0.0, 0, row.double()
         for name, (start, size, _) in layout.spans.items():
@@ -126,17 +126,17 @@ def recycled_noise(lines: Sequence[Mapping[str, Any]], layout: Layout, rows: Seq
                 oldest = max(oldest, line["round"] - own[sent[name]]["round"])
         if oldest and "rates" in line["change"]:
             eta = line["change"]["rates"] / line["change"]["steps"]
-            found.append(Recycled(line["round"], noise / eta**2, math.sqrt(noise / (square(now) or 1.0)), oldest))
+            found.append(Recycling(line["round"], noise / eta**2, math.sqrt(noise / (square(now) or 1.0)), oldest))
     return found
 
 
 def luar(
-    measured: Measured, steps: Steps, rounds: Sequence[Recycled], kappas: Sequence[float], strayed: float
+    constants: Constants, steps: Steps, rounds: Sequence[Recycling], kappas: Sequence[float], strayed: float
 ) -> list[Quantity]:
     """Equation 6, Lemma 3.1 and Theorem 3.2. ``strayed``: the mean of ||x_t,j^i - x_t||^2 over clients and steps."""
     total, tau, eta = steps
-    kappa, smooth = max(kappas, default=0.0), measured.smoothness
-    bound = tau**2 * (4 * measured.noise + 8 * measured.farthest + 8 * kappa * measured.mean_square)
+    kappa, smooth = max(kappas, default=0.0), constants.smoothness
+    bound = tau**2 * (4 * constants.noise + 8 * constants.farthest + 8 * kappa * constants.mean_square)
     bound += 8 * tau**2 * smooth**2 * strayed
     rate = (1 - 16 * kappa) / (6 * math.sqrt(30) * smooth * tau) if smooth and kappa < 1 / 16 else None
     mean = sum(one.noise for one in rounds) / total
@@ -149,8 +149,8 @@ def luar(
         ),
         Quantity("LUAR, Theorem 3.2", "kappa", "largest share of recycled layers", kappa, 1 / 16, "below"),
         Quantity("LUAR, Theorem 3.2", "mean kappa", "over rounds that recycled", _mean(kappas)),
-        Quantity("LUAR, Assumption 3", "sigma_L^2", "variance of a mini-batch's gradient", measured.noise),
-        Quantity("LUAR, Assumption 3", "sigma_G^2", "largest ||grad F_i - grad F||^2", measured.farthest),
+        Quantity("LUAR, Assumption 3", "sigma_L^2", "variance of a mini-batch's gradient", constants.noise),
+        Quantity("LUAR, Assumption 3", "sigma_G^2", "largest ||grad F_i - grad F||^2", constants.farthest),
         Quantity("LUAR, Theorem 3.2", "eta", "local learning rate", eta, rate, "at most"),
     ]
 
@@ -162,10 +162,10 @@ def _mean(values: Sequence[float]) -> float | None:
 # -- FLSS ---------------------------------------------------------------------
 
 
-def flss(measured: Measured, steps: Steps, gamma: float, rho: float, sampled: int) -> list[Quantity]:
+def flss(constants: Constants, steps: Steps, gamma: float, rho: float, sampled: int) -> list[Quantity]:
     """Equation 6: B and C. ``gamma`` is F* - mean F_k*, ``rho`` what R directions leave out, ``sampled`` M."""
     _, tau, eta = steps
-    smooth, mu, second = measured.smoothness, measured.convexity, measured.second
+    smooth, mu, second = constants.smoothness, constants.convexity, constants.second
     b = tau - tau / (smooth * (tau + 1)) if smooth else None
     noise = (2 + mu) * second * (2 * tau**3 + 3 * tau**2 + tau) / 6
     differ = (2 * smooth * tau**2 + 4 * smooth * tau) * gamma
@@ -225,15 +225,15 @@ def domo_round(
 
 
 def domo(
-    measured: Measured, eta: float, tau: int, mu_l: float, beta: tuple[float, float], rounds: Sequence[Apart]
+    constants: Constants, eta: float, tau: int, mu_l: float, beta: tuple[float, float], rounds: Sequence[Apart]
 ) -> list[Quantity]:
     """Lemma 4.4.2, and the divergence beside the bound of D.2.2 (where clients weigh alike).
 
     ``beta`` is the one in use, and alpha mu_s / (1 - mu_s), with which the lemma's z follows the model.
     """
-    alike = [1 / len(measured.weights)] * len(measured.weights)
-    g2 = measured.apart(alike)
-    bound = eta**2 / (1 - mu_l) ** 2 * (3 * tau * measured.noise + 9 * tau**2 * g2)
+    alike = [1 / len(constants.weights)] * len(constants.weights)
+    g2 = constants.apart(alike)
+    bound = eta**2 / (1 - mu_l) ** 2 * (3 * tau * constants.noise + 9 * tau**2 * g2)
     inconsistent, unfused, diverged = (statistics.fmean(values) for values in zip(*rounds, strict=True))
     return [
         Quantity(
@@ -241,7 +241,7 @@ def domo(
         ),
         Quantity("DOMO, Lemma 4.4.2", "beta", "the share that is fused", *beta, "alpha mu_s / (1 - mu_s)"),
         Quantity("DOMO, D.2.2", "||x - x_k||^2", "divergence, mean over clients and steps", diverged, bound, "at most"),
-        Quantity("DOMO, Assumption 4.4.2", "sigma^2", "variance of a mini-batch's gradient", measured.noise),
+        Quantity("DOMO, Assumption 4.4.2", "sigma^2", "variance of a mini-batch's gradient", constants.noise),
         Quantity("DOMO, Assumption 4.4.3", "G^2", "mean ||grad f_k - grad f||^2", g2),
     ]
 
@@ -249,18 +249,20 @@ def domo(
 # -- Intrinsic compression ----------------------------------------------------
 
 
-def intrinsic(measured: Measured, reached: Sequence[float], end: float, epochs: int, subspaces: int) -> list[Quantity]:
+def intrinsic(
+    constants: Constants, reached: Sequence[float], end: float, epochs: int, subspaces: int
+) -> list[Quantity]:
     """Definition 3.2 by draws of subspaces, Var(A^T g). ``reached``: the least loss in each; ``end``: the run's."""
-    start = measured.loss(measured.points[0])
+    start = constants.loss(constants.points[0])
     shares = sorted(loss / start for loss in reached)
     largest, half = shares[-1], shares[(len(shares) - 1) // 2]
-    sketched = max(point.sketched or 0.0 for point in measured.points)
+    sketched = max(point.sketched or 0.0 for point in constants.points)
     dense = max(
         sum(
-            w * (n + square(g - measured.gradient(p)))
-            for w, n, g in zip(measured.weights, p.noise, p.gradients, strict=True)
+            w * (n + square(g - constants.gradient(p)))
+            for w, n, g in zip(constants.weights, p.noise, p.gradients, strict=True)
         )
-        for p in measured.points
+        for p in constants.points
     )
     name = "Intrinsic, Definition 3.2"
     rows = [
@@ -277,7 +279,7 @@ def intrinsic(measured: Measured, reached: Sequence[float], end: float, epochs: 
             )
         )
     if subspaces > 1:
-        ratio = sketched / (measured.mean_square or math.inf)
+        ratio = sketched / (constants.mean_square or math.inf)
         rows.append(Quantity("Intrinsic, Theorem 3.4", "C", "Var(A^T g) by the mean ||grad F||^2", ratio, 0.0, "above"))
     return rows
 
@@ -298,10 +300,10 @@ def errors_of(lines: Sequence[Mapping[str, Any]]) -> tuple[float, float] | None:
 
 
 def def_(
-    measured: Measured, errors: tuple[float, float], workers: int, lam: float, eta: float, ratio: float | None
+    constants: Constants, errors: tuple[float, float], workers: int, lam: float, eta: float, ratio: float | None
 ) -> list[Quantity]:
     """Equation 2-9 and Theorem 2.4.1, whose bound knows no momentum."""
-    noise, whole = measured.noise, measured.whole
+    noise, whole = constants.noise, constants.whole
     inside = (workers - 1) / workers**2 * noise + (1 / workers - lam) ** 2 * noise + 2 * (1 - lam) ** 2 * whole
     bound = None
     if ratio is not None:  # random blocks keep delta = 1 / ratio of the entries, in the mean

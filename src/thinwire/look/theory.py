@@ -1,7 +1,7 @@
 """What the theorems of a run's method speak of, in numbers: constants, conditions on the rate, bounds beside values.
 
-The theorems are in :mod:`.theorems`, what they need of losses and gradients is measured by :mod:`.measured`. A method's
-row of :data:`THEORIES` says how its theorem is filled in.
+The theorems are in :mod:`.theorems`. What they need of losses and gradients is measured by :mod:`.constants`. The row
+of a method in :data:`THEORIES` says how its theorem is filled in.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from ..task import as_task
 from ..train.slot import Slot, floats
 from .base import OWN_TASK, Look, Row, Table, option, short
 from .components import spectrum
+from .constants import Constants, PathSlot, descend, losses_of, measure, ways
 from .drawing import COLOURS, plt, save
 from .final import Final, build, final
 from .gradients import space_of
 from .layers import kappas
-from .measured import Measured, Watched, descend, losses_of, measure, ways
 from .path import models_of
 from .subspace import left_out
 from .theorems import (
@@ -74,7 +74,7 @@ class Federated:
         self.tasks = self.end.tasks
         weights = [self.method.weigh(len(task)) for task in self.tasks]
         self.weights = [w / sum(weights) for w in weights]
-        self.slot = Watched(self.end.assemble())
+        self.slot = PathSlot(self.end.assemble())
         self.layout, self.rows, self.rounds = models_of(run)
         if self.layout.shapes != self.slot.layout.shapes or self.layout.names != self.slot.layout.names:
             raise RunError(f"{run.path}: its method's model is no model that its clients train, so nothing is measured")
@@ -95,11 +95,11 @@ class Federated:
         count = min(self.look.points - 1, len(self.rounds))
         return [0, *(self.rounds[round((i + 1) * len(self.rounds) / count) - 1] for i in range(count))]
 
-    def measure(self, sketch: Callable[[Params], Tensor] | None = None) -> Measured:
+    def measure(self, sketch: Callable[[Params], Tensor] | None = None) -> Constants:
         """Losses and gradients at these rounds."""
         models = [(number, self.model(number)) for number in self.chosen_rounds]
         how = self.look.batches, self.run.seed, sketch
-        return Measured(measure(self.slot, self.tasks, self.weights, self.method.local, models, *how), self.weights)
+        return Constants(measure(self.slot, self.tasks, self.weights, self.method.local, models, *how), self.weights)
 
     @property
     def steps(self) -> Steps:
@@ -207,7 +207,7 @@ def _def(run: RecordedRun, look: Theory) -> list[Quantity]:
     models = [(0, first), (run.rounds[-1]["step"], Slot(module).params())]
     about, task = run.about, as_task(problem.tasks[0], "task 0", floats(module))
     trainer = LocalSGD(about["lr"], batch=about["batch"], weight_decay=about["weight_decay"])
-    seen = Measured(measure(slot, [task], [1.0], trainer, models, look.batches, run.seed), [1.0])
+    seen = Constants(measure(slot, [task], [1.0], trainer, models, look.batches, run.seed), [1.0])
     lams = [line["lam"] for line in run.rounds if line.get("lam") is not None]
     ratio = None if isinstance(method.ratio, Config) else float(method.ratio)
     return def_(seen, errors, about["workers"], statistics.fmean(lams or [method.detach or 0.0]), about["lr"], ratio)

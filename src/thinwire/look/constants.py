@@ -99,7 +99,7 @@ def total(vectors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Measured:
+class Constants:
     """The constants of the theorems, as points of a run show them. F is the mean of the F_k with these weights."""
 
     points: list[Point]
@@ -192,7 +192,7 @@ def losses_of(
     return at
 
 
-class Watched(Slot):
+class PathSlot(Slot):
     """A slot that keeps the model [d] that was loaded into it, and those after every step of training from there."""
 
     path: list[Tensor]
@@ -207,7 +207,7 @@ class Watched(Slot):
 
 
 def ways(
-    slot: Watched, tasks: Sequence[Task], x: Params, trainer: Trainer, seed: int, round: int
+    slot: PathSlot, tasks: Sequence[Task], x: Params, trainer: Trainer, seed: int, round: int
 ) -> list[list[Tensor]]:
     """The models [d] of each client after 0, 1, 2, ... steps of a round's local training from ``x``."""
     paths = []
