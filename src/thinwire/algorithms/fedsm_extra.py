@@ -10,7 +10,7 @@ rounds begin. Those are extra, after ``start`` rounds of the models: a run count
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -88,6 +88,14 @@ class EpochReply(NamedTuple):
     second: Exact[Params]
 
 
+EPOCH: dict[type, Callable[..., Any]] = {
+    LateBroadcast: EpochBroadcast,
+    LateServer: EpochServer,
+    LateReply: EpochReply,
+}
+"""What has the selector's moments in place of what has none."""
+
+
 @dataclass(frozen=True)
 class FedSMExtra(FedSM):
     """FedSM whose selector is trained after the models, to name the model with the smallest loss.
@@ -126,13 +134,14 @@ class FedSMExtra(FedSM):
         first: Held = begun.server.first
         server = LateServer(x, begun.server.opt, first, begun.server.held, num_clients, 0)
         blank = LateBroadcast(x.zeros(), Several([], first.model), 0)
-        reply = LateReply(x.zeros(), begun.reply.own)
-        if self.form == "batch":
-            return Start(server, blank, None, reply, blank, begun.alone)
-        moments = self.begin_moments(x)
-        m, v = moments.vectors
-        blank_too, reply_too = EpochBroadcast(*blank, m, v, 0), EpochReply(*reply, m, v)
-        return Start(EpochServer(*server, moments), blank_too, None, reply_too, blank_too, begun.alone)
+        reply, moments = LateReply(x.zeros(), begun.reply.own), self.begin_moments(x)
+        known = self.with_moments(blank, *moments.vectors, 0)
+        answer = self.with_moments(reply, *moments.vectors)
+        return Start(self.with_moments(server, moments), known, None, answer, known, begun.alone)
+
+    def with_moments(self, value: Message, *moments: Any) -> Message:
+        """A message or state as it is; with ``form="epoch"`` that of EPOCH, which has the selector's moments too."""
+        return value if self.form == "batch" else EPOCH[type(value)](*value, *moments)
 
     def broadcast(self, server: State, view: State) -> Message:
         late, models = server.round - self.start, []
@@ -146,8 +155,8 @@ class FedSMExtra(FedSM):
         msg = LateBroadcast(x, Several(models, server.first.model), server.round)
         if self.form == "batch":
             return msg
-        m, v = (vector if late >= 0 else vector.only(()) for vector in server.moments.vectors)
-        return EpochBroadcast(*msg, m, v, server.moments.steps)
+        moments = (vector if late >= 0 else vector.only(()) for vector in server.moments.vectors)
+        return self.with_moments(msg, *moments, server.moments.steps)
 
     def see(self, view: State, msg: Message, key: Key) -> State:
         x = view.x.replace(msg.x)
@@ -170,25 +179,26 @@ class FedSMExtra(FedSM):
         x, models = shared.x, shared.models
         if shared.round < self.start:
             update, change = yield from self.train_models(x, own)
-            reply = LateReply(update, change)
-            return (reply if self.form == "batch" else EpochReply(*reply, *self.no_moments(shared))), state
+            return self.with_moments(LateReply(update, change), *self.no_moments(shared)), state
         each = [x.replace(model.x) for model in models]
         loss = self.target(each, [None, *(model.buffers for model in models[1:])])
         s = yield self.selector_request(x, loss, shared)
         reply = LateReply((s.x - x).only(part(x.layout, SELECTOR)), Change(*nothing(own)))
-        return (reply if self.form == "batch" else EpochReply(*reply, *self.moments_of(s.memory, shared))), state
+        moments = () if self.form == "batch" else self.moments_of(s.memory, shared)
+        return self.with_moments(reply, *moments), state
 
-    def no_moments(self, of: Message) -> tuple[Params, Params]:
-        """Moments without layers."""
-        return of.first.only(()), of.second.only(())
+    def no_moments(self, of: Message) -> tuple[Params, ...]:
+        """Moments without layers; none where ``of`` has none."""
+        return () if self.form == "batch" else (of.first.only(()), of.second.only(()))
 
     def outlines(self, view: State, blank: Message, key: Key) -> Sequence[Message]:
         layout, late = blank.update.layout, view.round >= self.start
         update = blank.update.only(part(layout, SELECTOR if late else MODEL))
         reply = blank._replace(update=update, own=Change(*nothing(SiteModel(*blank.own))) if late else blank.own)
-        if self.form == "batch" or late:
-            return (reply,)
-        return (EpochReply(reply.update, reply.own, *self.no_moments(blank)),)
+        if self.form == "epoch" and not late:
+            first, second = self.no_moments(blank)
+            reply = reply._replace(first=first, second=second)
+        return (reply,)
 
     def server(self, server: State, view: State, mean: Message, key: Key) -> State:
         names, after = mean.update.names, server._replace(round=server.round + 1)
