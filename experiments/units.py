@@ -137,10 +137,10 @@ def units(arm: Arm, lines: Sequence[Line]) -> tuple[list[Unit], bool]:
 
 
 @contextlib.contextmanager
-def held(folder: Path) -> Iterator[bool]:
-    """Whether nobody else trains this unit. A process that is killed lets go."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with open(folder.with_suffix(".lock"), "w") as file:
+def held(place: Path) -> Iterator[bool]:
+    """Whether nobody else trains this unit, with this code or other. A process that is killed lets go."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with open(place.with_suffix(".lock"), "w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -165,8 +165,9 @@ def _made(arms: Sequence[Arm], into: Path, mine: set[str], device: str) -> bool:
         name = digest(one.key)
         if name in mine or there(record.read(into), one.key):
             continue
-        folder = into.parent / ".running" / f"{name}-{record.source()}"  # a line says what code trained it
-        with held(folder) as free:
+        place = into.parent / ".running" / name
+        folder = place.with_name(f"{name}-{record.source()}")  # a line says what code trained it
+        with held(place) as free:
             if free and there(record.read(into), one.key) is None:  # nobody made it meanwhile
                 print(one.name, end=": ", flush=True)
                 mine.add(name)
