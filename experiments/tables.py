@@ -24,6 +24,7 @@ from pages import (  # noqa: F401  pages fill TABLES
     claims,
     data_parallel,
     federated,
+    local_steps,
     onepercent,
     personal,
     pipelined,
@@ -41,7 +42,7 @@ PAGES = [
     "docs/measured/personal.md",
     "docs/measured/pipeline.md",
     "docs/methods/auto.md",
-    *(f"docs/methods/{name}.md" for name in ("def", "domo", "flss", "intrinsic", "lbgm", "luar")),
+    *(f"docs/methods/{name}.md" for name in ("def", "domo", "flss", "intrinsic", "lbgm", "local-steps", "luar")),
     "docs/methods/transform-coding.md",
 ]
 MARK = re.compile(r"<!-- table: (\S+) -->\n((?:\|.*\n)*)")

@@ -660,7 +660,7 @@ def figures_of(path):
     """What a page may say of a file of results: accuracies, means with deviations, shares recycled, MB."""
     runs, shown = {}, {("58", "%")}  # the accuracy that times are measured to
     for line in written(path):
-        row = ("row", "expression", "inner", "training", "lr", "beta", "workers")
+        row = ("row", "name", "expression", "inner", "training", "lr", "beta", "workers")
         runs.setdefault(tuple(line.get(name) for name in row), []).append(line)
     for lines in runs.values():
         names = ("accuracy", "best_accuracy", "accuracy_x", "recycled")
