@@ -5,7 +5,8 @@ Shakespeare: 8 windows of 64 characters a rank and step, AdamW (.9, .95) at a ra
 gradients clipped to a norm of 1, warm-up over 30 steps and a cosine to a tenth of the rate. Rounds have 20 steps. The
 loss is x's, over 768 windows that lie evenly in the last tenth. Bytes are those that one rank gives to collectives.
 
-All rows have one rate but DeMo, which has plain SGD at .001; ``--lr`` tries others. A training is a JSON line when it
+All rows have one rate but DeMo, which has plain SGD at .001; ``--lr`` tries others. Rows with "Muon" in their name have
+it for matrices and kernels, and AdamW for vectors, embeddings and the last layer. A training is a JSON line when it
 is done, and is not trained again.
 
     python experiments/local_steps/shakespeare.py
@@ -43,23 +44,27 @@ ROWS: dict[str, ddp.Method] = {
     "LocalSGD(20)": ddp.LocalSGD(20),
     "DiLoCo(20)": ddp.DiLoCo(20),
     "SparseLoCo(20)": ddp.SparseLoCo(20),
+    "SparseLoCo(20), outer rate 0.7": ddp.SparseLoCo(20, outer=tw.SGD(0.7)),
     "SparseLoCo(20), outer rate 1.4": ddp.SparseLoCo(20, outer=tw.SGD(1.4)),
     "SparseLoCo(20), outer rate 2": ddp.SparseLoCo(20, outer=tw.SGD(2.0)),
     "DetachedLoCo(20)": ddp.DetachedLoCo(20),
     "DEF(TransformCoding(33400), steps=20)": ddp.DEF(tw.TransformCoding(33_400), steps=20),
+    "DEF(TransformCoding(3340), steps=20)": ddp.DEF(tw.TransformCoding(3_340), steps=20),
     "DeMo(32)": ddp.DeMo(32),
+    "dense, Muon": ddp.Hook(tw.Dense()),
+    "LocalSGD(20), Muon": ddp.LocalSGD(20),
+    "DEF(TransformCoding(33400), steps=20), Muon": ddp.DEF(tw.TransformCoding(33_400), steps=20),
+    "DiLoCo(20, Bins(4)), Muon: MuLoCo": ddp.DiLoCo(20, tw.Bins(4)),
+    "DEFA(Bins(4), lam=0.5, steps=20), Muon": ddp.DEFA(tw.Bins(4), lam=0.5, steps=20),
 }
 """Each row's method."""
 
 RATES = {"DeMo(32)": 0.001}  # of the sign's step; other rows have --lr
 
 
-class Clipped(torch.optim.AdamW):
-    """AdamW after the gradient was clipped to a norm of 1."""
-
-    def step(self, closure: Any = None) -> Any:
-        nn.utils.clip_grad_norm_([p for group in self.param_groups for p in group["params"]], 1.0)
-        return super().step(closure)
+def clip(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    """Before a step: the gradient to a norm of at most 1."""
+    nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], 1.0)
 
 
 def optimizer(row: str, lr: float) -> Any:
@@ -68,7 +73,14 @@ def optimizer(row: str, lr: float) -> Any:
     def make(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         if row in RATES:
             return torch.optim.SGD(parameters, lr=RATES[row])
-        return Clipped(parameters, lr=lr, betas=(0.9, 0.95), weight_decay=0.1)
+        if "Muon" in row:
+            every = list(parameters)  # embeddings of characters and places come first, the last layer's matrix last
+            matrices = [p for p in every if p.ndim > 1]
+            made: torch.optim.Optimizer = ddp.Muon(every, lr, weight_decay=0.1, plain=[*matrices[:2], matrices[-1]])
+        else:
+            made = torch.optim.AdamW(parameters, lr=lr, betas=(0.9, 0.95), weight_decay=0.1)
+        made.register_step_pre_hook(clip)
+        return made
 
     return make
 

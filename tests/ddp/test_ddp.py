@@ -35,7 +35,7 @@ import thinwire as tw
 from places import ROOT
 from processes import Process, torchrun
 from thinwire.config import complete
-from thinwire.ddp import DEF, DEFA, EF, EF21, SAEF, Hook, Method, PSync, compress
+from thinwire.ddp import DEF, DEFA, EF, EF21, SAEF, DetachedLoCo, Hook, Method, Muon, PSync, compress
 from thinwire.ddp.average import average, ends
 from thinwire.ddp.collectives import Traffic, together
 from thinwire.ddp.exchange import Rank, blocks, exchange, output, start
@@ -1592,6 +1592,15 @@ def test_a_script_that_torchrun_restarts_goes_on_to_the_bits_of_one_that_was_nev
         assert json.loads((tmp_path / f"{rank}.json").read_text()) == [1, expected]
 
 
+SHARDED: dict[str, tuple[Method, Any]] = {
+    "ratio 1": (DEF(1), sgd),
+    "DEF": (DEF(4), sgd),
+    "PSync": (PSync(4), sgd),
+    "top-k": (DEF(tw.TopK(0.2)), sgd),
+    "Muon and local steps": (DetachedLoCo(5), lambda parameters: Muon(parameters, 0.01)),
+}
+
+
 def sharded(found: dict[str, Any]) -> None:
     """Two nodes of two ranks: FSDP within a node, DEF across nodes."""
     from torch.distributed.device_mesh import init_device_mesh
@@ -1604,11 +1613,11 @@ def sharded(found: dict[str, Any]) -> None:
         return torch.cat([p.full_tensor().detach().reshape(-1) for p in model.parameters()])
 
     data, last = task(), {}
-    for name, method in (("ratio 1", DEF(1)), ("DEF", DEF(4)), ("PSync", PSync(4)), ("top-k", DEF(tw.TopK(0.2)))):
+    for name, (method, make) in SHARDED.items():
         model = fixed()
         for layer in (model[0], model[2], model):
             fully_shard(layer, mesh=mesh["within"])
-        optimizer = sgd(model.parameters())
+        optimizer = make(model.parameters())
         c = compress(model, optimizer, method, group=mesh.get_group("nodes"))
         for rows, _ in zip(batches(len(data), 4, 4, 0), range(30), strict=False):
             optimizer.zero_grad()
@@ -1662,12 +1671,12 @@ def sharded(found: dict[str, Any]) -> None:
 def test_shards_within_a_node_and_detached_error_feedback_across_nodes(tmp_path):
     launched("sharded", tmp_path, ranks=4)
     found = [json.loads((tmp_path / f"sharded-{rank}.json").read_text()) for rank in range(4)]
-    for name in ("ratio 1", "DEF", "PSync", "top-k"):
+    for name, (method, _) in SHARDED.items():
         assert len({one[name] for one in found}) == 1
         assert len({one[f"{name}, after"] for one in found}) == 1
         saved, moved = found[0][f"{name}, in the middle"]
         assert saved == (name != "PSync")  # of which a model of the rank's own was written to, and x is saved
-        assert moved == (name in ("DEF", "top-k"))
+        assert moved == (method.owes and name not in ("ratio 1", "PSync"))
     assert found[0]["plain"] < 2e-6
     said = found[0]["refused"]
     assert said["old"].startswith("CombinationError: FullyShardedDataParallel sends gradients of shards")

@@ -7,11 +7,12 @@
     c = compress(ddp_model, optimizer, DEF(ratio=64))
 """
 
+from ..train.muon import Muon
 from . import methods
 from .compress import compress
 from .handle import Compressed
 from .methods import *  # noqa: F403
 from .prediction import predict
 
-__all__ = ["Compressed", "compress", "predict"]
+__all__ = ["Compressed", "Muon", "compress", "predict"]
 __all__ += methods.__all__

@@ -8,6 +8,7 @@
         loss = train.step(x, y)
 """
 
+from ..train.muon import Muon
 from . import law as law
 from . import schedule
 from .runtime import Pipeline, pipeline
@@ -16,5 +17,5 @@ from .simulation import Simulation, simulate_pipeline
 from .split import split
 from .stored import AQSGD
 
-__all__ = ["AQSGD", "Pipeline", "Simulation", "pipeline", "simulate_pipeline", "split"]
+__all__ = ["AQSGD", "Muon", "Pipeline", "Simulation", "pipeline", "simulate_pipeline", "split"]
 __all__ += schedule.__all__

@@ -28,13 +28,13 @@ from ..errors import ExpressionError, nearest, require
 from ..expression import parse, vocabulary
 from ..key import Key
 from ..pipeline import AQSGD, BPK, Pipeline, Simulation, pipeline, split
-from ..pipeline.muon import Muon
 from ..pipeline.plan import cut_into, measure
 from ..pipeline.schedule import SCHEDULES, Schedule
 from ..pipeline.split import places
 from ..problem import Problem
 from ..ranges import AboveZero, Count, Decay
 from ..run.ranks import device_of_rank, rank, share, size
+from ..train.muon import Muon
 from ..train.slot import make_module
 from ..wire import State
 from .axes import BOTH, WALL, Axis, clock
@@ -104,7 +104,7 @@ class Pipelined(StepStudy):
 
     - ``parts``: of the model. ``cut`` has the place, in its chain of modules, at which each part but the first begins;
       without it the model is measured when the study begins, and what was found stays with the study.
-    - ``optimizer``: SGD, AdamW, NAdam or Muon (:class:`~thinwire.pipeline.muon.Muon`, whose ``plain`` parameters are
+    - ``optimizer``: SGD, AdamW, NAdam or Muon (:class:`~thinwire.train.muon.Muon`, whose ``plain`` parameters are
       embeddings and the last dense layer). ``momentum`` is SGD's and Muon's, and the first beta of the others.
     - ``autocast``: "bfloat16" trains, evaluates and measures within ``torch.autocast``. Parameters stay in 32 bits, and
       what parts hand on is as narrow as their last layer makes it.
