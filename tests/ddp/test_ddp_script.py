@@ -20,7 +20,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 
 import thinwire as tw
-from thinwire.ddp import DEF, DEFA, EF, EF21, SAEF, Compressed, Hook, Method, PSync, compress
+from thinwire.ddp import DEF, DEFA, EF, EF21, SAEF, Compressed, DetachedLoCo, Hook, Method, PSync, compress
 from thinwire.ddp.average import average, ends
 from thinwire.ddp.collectives import Group, Traffic
 from thinwire.ddp.simulation import simulate
@@ -705,7 +705,7 @@ class Accelerated(torch.optim.Optimizer):
         self.optimizer.zero_grad(set_to_none)
 
 
-ACCELERATED = [DEF(8), EF(8), Hook(tw.ErrorFeedback(tw.TopK(0.1)))]
+ACCELERATED = [DEF(8), EF(8), Hook(tw.ErrorFeedback(tw.TopK(0.1))), DetachedLoCo(2)]
 
 
 @pytest.mark.parametrize("method", ACCELERATED)

@@ -25,6 +25,11 @@ _LENGTH = 1_115_394  # characters, all of one byte
 _VOCABULARY = 65
 
 
+def plays(data_dir: str | Path | None = None, download: bool = True) -> str:
+    """The whole text, 1,115,394 characters. Raises DataError for a missing or wrong file."""
+    return _text(obtain("shakespeare", TEXT, data_dir, download, forms=("input.txt.gz",)))
+
+
 def shakespeare(
     data_dir: str | Path | None = None,
     download: bool = True,
@@ -42,8 +47,7 @@ def shakespeare(
     """
     require(context >= 1, "context must be at least one character")
     require(0 < test_share < 1, "test_share must lie between 0 and 1")
-    path = obtain("shakespeare", TEXT, data_dir, download, forms=("input.txt.gz",))
-    text = _text(path)
+    text = plays(data_dir, download)
     index = {character: i for i, character in enumerate(vocabulary(text))}
     kept = [speeches for speeches in roles(text).values() if sum(map(len, speeches)) >= min_characters]
     owned = [[index[character] for character in "\n".join(speeches)] for speeches in kept]
