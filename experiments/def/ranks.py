@@ -3,7 +3,8 @@
 Logical workers on Fashion-MNIST with a small convolutional network, 64 examples a step in all. Lines that are there
 already are not trained again.
 
-    python experiments/def/ranks.py --workers 2 4 16
+    python experiments/def/ranks.py --workers 2 4 8 16 --seeds 0 1 2
+    python experiments/def/ranks.py --workers 8 --seeds 3 4
     python experiments/def/ranks.py --table
 """
 
@@ -24,6 +25,7 @@ from torch import nn
 import thinwire as tw
 from thinwire.config import complete
 from thinwire.ddp import DEF, Hook, Method
+from thinwire.errors import NonFinite
 from thinwire.problem import Problem
 from thinwire.studies import DataParallel
 from thinwire.studies.study import StudyRun
@@ -57,11 +59,19 @@ def train(o: argparse.Namespace, method: Method, workers: int, seed: int) -> dic
         decay=(0.5, 0.75),
         evaluate_every=max(1, o.steps // 4),
     )
-    with study.start(StudyRun(method, seed, problem)) as run:
-        result = study.finish(run)
+    try:
+        with study.start(StudyRun(method, seed, problem)) as run:
+            result = study.finish(run)
+    except NonFinite as error:  # a result too
+        return {"accuracy": None, "accuracy_x": None, "lam": [], "diverged": str(error)}
     lams = [[r["step"], round(r["lam"], 4), round(r["lam_star"], 4)] for r in result.records if r.get("lam_star")]
     last = result.records[-1]
     return {"accuracy": last["accuracy"], "accuracy_x": last.get("accuracy_x"), "lam": lams}
+
+
+def reached(line: dict[str, Any]) -> str:
+    """Accuracy, or that a training came to none."""
+    return "diverged" if line["accuracy"] is None else f"{100 * line['accuracy']:.1f} %"
 
 
 def main() -> None:
@@ -83,7 +93,7 @@ def main() -> None:
         for line in lines:
             last = line["lam"][-1][2] if line["lam"] else None
             best = "" if last is None else f"{last:.2f}"
-            print(f"| {line['workers']} | `{line['name']}` | {100 * line['accuracy']:.1f} % | {best} |")
+            print(f"| {line['workers']} | `{line['name']}` | {reached(line)} | {best} |")
         return
     methods = [Hook(tw.Dense()), DEF(64), *(DEF(64, lam) for lam in o.lambdas)]
     for workers, seed, method in itertools.product(o.workers, o.seeds, methods):
@@ -95,7 +105,7 @@ def main() -> None:
             continue
         line |= train(o, method, workers, seed) | record.about(complete(method), began)
         record.write(into, line)
-        print(f"{100 * line['accuracy']:5.1f} %  {line['lam'][-1:]}  {workers} workers  {method!r}", flush=True)
+        print(f"{reached(line)}  {line['lam'][-1:]}  {workers} workers  {method!r}", flush=True)
 
 
 if __name__ == "__main__":

@@ -107,6 +107,12 @@ def def_ratios() -> list[str]:
     return markdown(head, rows, (7,))
 
 
+def _reached(lines: list[Line]) -> str:
+    """The mean accuracy of those trainings that did not diverge, and how many did."""
+    ended = [line["accuracy"] for line in lines if line["accuracy"] is not None]
+    return mean(ended) + ("" if len(ended) == len(lines) else f", {len(lines) - len(ended)} diverged")
+
+
 @table
 def def_ranks() -> list[str]:
     results = read(
@@ -119,7 +125,7 @@ def def_ranks() -> list[str]:
         lines = [results.all(workers=workers, name=name) for name in names]
         before = [line for line in results.lines if line["workers"] == workers and "as measured" in line["name"]]
         star = statistics.mean(line["lam"][-1][2] for line in lines[1])
-        cells = [mean(line["accuracy"] for line in some) for some in lines]
+        cells = [_reached(some) for some in lines]
         was = mean(line["accuracy"] for line in before) if before else ""
         rows.append([str(workers), *cells, was, f"{star:.2f}".removeprefix("0")])
     head = ["ranks", "dense", "λ by rule", "λ = .3", "λ = .5", "λ = .7", "λ = 1", "λ\\* itself, seed 0"]

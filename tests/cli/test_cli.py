@@ -60,7 +60,7 @@ def test_run_leaves_a_folder_for_every_method_and_seed(compared):
     assert sum(t.numel() for t in model.values()) == 4810
 
 
-def test_run_leaves_a_table_and_nine_plots(compared):
+def test_run_leaves_a_table_and_twelve_plots(compared):
     out, _ = compared
     table = (out / "table.md").read_text()
     assert "`FedAvg(up=LBGM(threshold=0.9))`" in table
@@ -72,6 +72,9 @@ def test_run_leaves_a_table_and_nine_plots(compared):
         "accuracy_by_floats_up.png",
         "accuracy_by_rounds.png",
         "accuracy_by_seconds.png",
+        "loss_by_bytes_total.png",
+        "loss_by_bytes_up.png",
+        "loss_by_floats_up.png",
         "loss_by_rounds.png",
         "loss_by_seconds.png",
         "overview.png",
@@ -104,7 +107,7 @@ def test_plot_reads_single_runs_and_whole_comparisons(compared, thinwire, tmp_pa
     out, _ = compared
     code, shown, _ = thinwire("plot", str(out / "01-FedAvg"), "--out", str(tmp_path), "--json")
     assert code == 0
-    assert len(json.loads(shown.splitlines()[-1])["files"]) == 9
+    assert len(json.loads(shown.splitlines()[-1])["files"]) == 12
     assert (tmp_path / "overview.png").exists()
 
 
@@ -120,6 +123,9 @@ def test_the_best_until_then_is_drawn_into_files_of_its_own(compared, thinwire, 
         "best_accuracy_by_floats_up.png",
         "best_accuracy_by_rounds.png",
         "best_accuracy_by_seconds.png",
+        "best_loss_by_bytes_total.png",
+        "best_loss_by_bytes_up.png",
+        "best_loss_by_floats_up.png",
         "best_loss_by_rounds.png",
         "best_loss_by_seconds.png",
         "best_overview.png",
@@ -170,6 +176,25 @@ def test_predict_says_what_a_run_then_costs(compared, thinwire):
     low, high = lbgm["bytes_up"]  # of seed 0: how many reply for the first time depends on who is sampled
     summary = json.loads((out / "02-FedAvg-up-LBGM-threshold-0.9/seed-0/summary.json").read_text())
     assert low <= summary["bytes_up"] <= high
+
+
+@pytest.mark.slow
+def test_ddp_predict_says_what_ranks_then_send(thinwire, tmp_path):
+    exact = ["Hook(Dense())", "LocalSGD(4)", "DiLoCo(8, delay=2)", "DEF(16)", "DEF(LowRank(2), steps=2)"]
+    methods = [*exact, "SparseLoCo(4)", "DetachedLoCo(4)", "DeMo(8)"]
+    size = ["--data", "digits", "--model", "mlp", "--workers", "3"]
+    code, shown, error = thinwire("ddp-predict", *methods, *size, "--json")
+    assert code == 0, error
+    exchanges = json.loads(shown.splitlines()[-1])["exchanges"]
+    steps = ["--batch", "8", "--steps", "48", "--evaluate-every", "48", "--lr", "0.01", "--out", str(tmp_path)]
+    code, shown, error = thinwire("ddp-sim", *methods, *size, *steps)
+    assert code == 0, error
+    for method, one, folder in zip(methods, exchanges, sorted(tmp_path.glob("*/seed-0")), strict=True):
+        summary = json.loads((folder / "summary.json").read_text())
+        near = {"rel": 1e-9 if method in exact else 0.05}
+        assert one["step_up"] == pytest.approx(summary["bytes_up"] / 48, **near), method
+        assert one["step_down"] == pytest.approx(summary["bytes_down"] / 48, **near), method
+        assert one["dense"] == 4 * summary["parameters"]
 
 
 def test_methods_lists_every_public_method_and_link_with_its_paper(thinwire):

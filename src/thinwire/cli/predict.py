@@ -1,4 +1,4 @@
-"""``thinwire predict``."""
+"""``thinwire predict`` and ``thinwire ddp-predict``."""
 
 from __future__ import annotations
 
@@ -37,3 +37,21 @@ def predict(
     predictions = [rehearsal.predict(method) for method in study.parse_methods()]
     show(predictions, rounds, sample or len(problem.tasks), mbit)
     print_json(as_json, {"predictions": [vars(p) for p in predictions]})
+
+
+def _options_of_ranks() -> list[Any]:
+    from ..studies import DataParallel
+
+    return options_of(DataParallel, "use", "data", "model", "task", "workers", "data_dir")
+
+
+@command("ddp-predict", _options_of_ranks)
+def ddp_predict(methods: Methods, as_json: Json = False, **given: Any) -> None:
+    """Bytes of data-parallel methods before anything is trained, from messages that are really encoded."""
+    from ..studies import DataParallel
+    from ..studies.predict_ranks import rehearse, show
+
+    study = study_of(DataParallel, methods, given)
+    exchanges = rehearse(study.parse_methods(), study.problem(0), study.workers)
+    show(exchanges, study.workers)
+    print_json(as_json, {"exchanges": [vars(one) for one in exchanges]})

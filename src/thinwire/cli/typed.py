@@ -28,7 +28,7 @@ def study(cls: Any, methods: Sequence[str], given: dict[str, Any]) -> Any:
     """The study of a kind that options make, ``given`` by their names; those of numbers with commas are texts."""
     refuse_beside_task(given)
     made = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
-    made |= {name: numbers(name, given[name], *row[:3]) for name, row in cls.lists.items()}
+    made |= {name: numbers(name, given[name], *row[:3]) for name, row in cls.lists.items() if name in given}
     if given.get("seeds") is not None:
         made["seeds"] = numbers("seeds", given["seeds"], "numbers", "0,1,2", int)
     return cls.from_options(methods, made)

@@ -37,7 +37,7 @@ def plot(
     """Accuracy against rounds or steps, what was sent, and seconds; losses; what was sent, by round; an overview.
 
     Accuracy is drawn against all that :func:`~thinwire.report.curves.axes` has for the kind of training. Losses are
-    drawn against rounds or steps and seconds: the test loss, and dashed the training loss. Where clients have tests of
+    drawn against all of these too: the test loss, and dashed the training loss. Where clients have tests of
     their own, their accuracies too: the mean, one standard deviation over clients around it, the lowest tenth and the
     worst client. With ``best`` accuracies and losses are the best until then, in files of their own: ``best_...``.
     ``out`` is a folder for all of these, or a file for the overview alone, in the format of its suffix. ``form`` is
@@ -63,8 +63,7 @@ def plot(
         files.append(figures.single(out / f"{first}{value}_by_{name}.{form}", axis, value))
     beside = "train_loss" if loss == "test_loss" and has(arms, "train_loss") else None
     for name, axis in drawn_axes(arms).items():
-        if name not in sent_axes(arms[0].kind):
-            files.append(figures.single(out / f"{first}loss_by_{name}.{form}", axis, loss, beside))
+        files.append(figures.single(out / f"{first}loss_by_{name}.{form}", axis, loss, beside))
     if not best:
         if own := next((name for name in OWN if has(arms, name)), None):
             files.append(figures.single(out / f"clients_by_{unit}s.{form}", Axis(count, unit), own))
