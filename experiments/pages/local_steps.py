@@ -5,6 +5,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable
 
+import torch
+
+import thinwire as tw
+from thinwire import models
+from thinwire.params import Layout, Params
+
 from . import Line, markdown, read, table
 
 COMMAND = "python experiments/local_steps/shakespeare.py"
@@ -50,3 +56,40 @@ def local_steps() -> list[str]:
         rows.append([f"`{row}`" if "(" in row else row, f"{up:,.0f}", f"{down:,.0f}", small, *cells])
     head = ["method", "bytes a step, up", "down", "of dense", *COLUMNS.values()]
     return markdown(head, rows, (0,))
+
+
+def published(layout: Layout) -> tuple[int, float]:
+    """The entries that SparseLoCo keeps of a model, and its message in bytes as the paper counts.
+
+    An entry has 12 bits of position and 2 of value. Each tensor has a table of 5 numbers, 4 bytes each, as its authors
+    send it.
+    """
+    x = Params(layout, torch.randn(layout.size, generator=torch.Generator().manual_seed(0)))
+    _, seen, _ = tw.ChunkTopK(64, values=tw.Bins(4)).send(x, None, tw.Key(0))
+    entries = int((seen.flat != 0).sum())
+    return entries, entries * 14 / 8 + 20 * len(layout.names)
+
+
+@table
+def local_steps_message() -> list[str]:
+    rows = []
+    lines = read("experiments/local_steps/results/shakespeare.jsonl", COMMAND).lines
+    for width, depth in sorted({(line["width"], line["depth"]) for line in lines}):
+        of = [line for line in lines if (line["row"], line["width"]) == ("SparseLoCo(20)", width)]
+        model = models.char_transformer(context=64, width=width, depth=depth)
+        layout = Layout.of(model.named_parameters())
+        entries, theirs = published(layout)
+        ours = statistics.mean(20 * line["bytes_up"] / line["steps"] for line in of)
+        dense = 4 * layout.size
+        cells = [f"{layout.size:,}", f"{entries:,}", f"{theirs:,.0f}", f"1/{dense / theirs:,.0f}"]
+        rows.append([*cells, f"{ours:,.0f}", f"1/{dense / ours:,.0f}", f"{theirs / ours:.2f}"])
+    head = [
+        "parameters",
+        "entries sent",
+        "12 + 2 bits, B",
+        "of dense",
+        "as sent here, B",
+        "of dense",
+        "gain without loss",
+    ]
+    return markdown(head, rows, ())
