@@ -76,6 +76,7 @@ class Row(NamedTuple):
     expression: str
     rates: tuple[float, ...] = ADAM
     sites: bool = True  # a client each; else one client with all examples
+    more: float = 0.0  # of the rounds that others have: the selector's, which come on top
 
 
 ROWS = {
@@ -106,6 +107,7 @@ IN_PLACE = {  # of SoftPull in FedSM: Table 14. Of two shared models the global 
     "FedSM with Ditto": Row("FedSM({adam}, personal=Ditto(local={adam}, lam=0.1), {epoch}, {selector})"),
 }
 ROWS |= IN_PLACE
+ROWS |= {f"{name}, on top": ROWS[name]._replace(more=0.5) for name in ("FedSM-extra", "Ensemble")}  # thesis: 100 and 50
 SWEEP = {
     f"FedSM, lam {lam}": Row(f"FedSM({{adam}}, lam={lam}, {{epoch}}, {{selector}})") for lam in LAMBDAS
 }  # at FedSM's rate
@@ -125,8 +127,13 @@ def expression(row: Row, lr: float, rounds: int, o: argparse.Namespace) -> str:
         selector=(f'selector="{o.selector}"' if o.data == "retina" else FASHION),
         epoch=EPOCH,
         batch=BATCH,
-        start=max(1, 2 * rounds // 3),
+        start=rounds if row.more else max(1, 2 * rounds // 3),
     )
+
+
+def rounds_of(row: Row, o: argparse.Namespace, tune: bool) -> int:
+    """The rounds of a row's run, those on top among them."""
+    return round((o.tune_rounds if tune else o.rounds) * (1 + row.more))
 
 
 @cache
@@ -209,8 +216,8 @@ def train(
     name: str, row: Row, lr: float, seed: int, o: argparse.Namespace, tune: bool = False, unseen: int | None = None
 ) -> tuple[record.Line | None, tw.Result | None]:
     """The line of a run, from the results or trained now (then with its result); None where a method is not known."""
-    rounds, began = o.tune_rounds if tune else o.rounds, time.time()
-    text = expression(row, lr, rounds, o)
+    rounds, began = rounds_of(row, o, tune), time.time()
+    text = expression(row, lr, o.tune_rounds if tune else o.rounds, o)
     try:
         method = tw.parse(text)
     except ExpressionError as error:
@@ -229,7 +236,7 @@ def train(
     problem = problem_of(o, seed, row.sites, tune, unseen)
     evaluated = []
     try:
-        for result in simulated(method, problem, name, lr, seed, o, last, tune, unseen):
+        for result in simulated(method, problem, name, rounds, lr, seed, o, last, tune, unseen):
             evaluated.append({"round": len(result.rounds), **tested(result, problem, tune)})
             evaluated[-1] |= {} if unseen is None else at_unseen(result, unseen, lr, o)
     except NonFinite as error:
@@ -271,6 +278,7 @@ def simulated(
     method: tw.Algorithm,
     problem: Problem,
     name: str,
+    rounds: int,
     lr: float,
     seed: int,
     o: argparse.Namespace,
@@ -279,7 +287,6 @@ def simulated(
     unseen: int | None = None,
 ) -> Iterator[tw.Result]:
     """What a run came to after each of its last rounds. Where ``--out`` has a checkpoint, it goes on from there."""
-    rounds = o.tune_rounds if tune else o.rounds
     options: dict[str, Any] = {"seed": seed, "workers": o.workers, "evaluate_every": rounds}
     ends = range(max(1, rounds - last + 1), rounds + 1)
     if not o.out:
@@ -357,9 +364,10 @@ def tuned(name: str, row: Row, o: argparse.Namespace) -> list[float]:
     return sorted((lr for lr in found if found[lr] >= 0), key=lambda lr: -found[lr])
 
 
-def diverged(name: str, lr: float, o: argparse.Namespace) -> bool:
+def diverged(name: str, row: Row, lr: float, o: argparse.Namespace) -> bool:
     """Whether a run of the table ended in numbers that are not finite: no seed counts at such a rate."""
-    same = {"experiment": "table", "row": name, "lr": lr, "rounds": o.rounds, "batch": o.batch, "examples": o.examples}
+    rounds = rounds_of(row, o, tune=False)
+    same = {"experiment": "table", "row": name, "lr": lr, "rounds": rounds, "batch": o.batch, "examples": o.examples}
     lines = (line for line in record.read(o.into) if "diverged" in line)
     return any(all(line.get(part) == value for part, value in same.items()) for line in lines)
 
@@ -432,9 +440,9 @@ def main(words: Sequence[str] | None = None) -> None:
         tuned_as = name.partition(",")[0]
         for lr in tuned(tuned_as, ROWS[tuned_as], o):
             for seed, unseen in product(o.seeds, left_out):
-                if not diverged(name, lr, o):
+                if not diverged(name, row, lr, o):
                     train(name, row, lr, seed, o, unseen=unseen)
-            if not diverged(name, lr, o):
+            if not diverged(name, row, lr, o):
                 break
 
 
