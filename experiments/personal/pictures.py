@@ -55,7 +55,7 @@ def trained(name: str, o: argparse.Namespace, problem: Problem) -> tw.Result | N
         print(f"left out: {name} is not in this version ({str(error).partition(chr(10))[0]})")
         return None
     own = problem if row.sites else table.problem_of(o, o.seed, sites=False)
-    return next(table.simulated(method, own, name, line["lr"], o.seed, o, last=1))
+    return next(table.simulated(method, own, name, o.rounds, line["lr"], o.seed, o, last=1))
 
 
 def segmentations(results: dict[str, tw.Result], problem: Problem, path: Path) -> None:
