@@ -234,6 +234,11 @@ def test_the_readme_begins_with_the_picture_and_the_result_and_has_a_hundred_lin
     assert max(len(re.sub(r"https://[^)]+", "", line)) for line in lines) <= 120
 
 
+def lines_of_table(name: str) -> list[list[str]]:
+    """The cells of a table, with an empty one at both ends."""
+    return [line.split("|") for line in tables.TABLES[name]()]
+
+
 def test_the_figures_of_the_readme_and_of_the_page_of_all_that_was_measured_are_those_of_the_results():
     page, overview = said("README.md"), said("docs/measured/index.md")
     measured = [[cell.strip() for cell in line.split("|")[1:-1]] for line in tables.TABLES["one-percent"]()]
@@ -246,7 +251,16 @@ def test_the_figures_of_the_readme_and_of_the_page_of_all_that_was_measured_are_
     share = max(row[9] for row in measured if row[1] == "Auto, 0.01")
     told = "is {CIFAR-10} points behind on CIFAR-10, {EMNIST letters} on EMNIST letters, {Shakespeare} on Shakespeare."
     assert f"At up to {share} of the bytes it {told.format(**behind)}" in overview
-    found = {row[1]: row for row in (line.split("|") for line in tables.TABLES["ddp-time"]())}
+    local = {row[1].strip(): [cell.strip() for cell in row[2:]] for row in lines_of_table("local-steps")}
+    dense, thin, plain = (local[name] for name in ("dense", "`DetachedLoCo(20)`", "`LocalSGD(20)`"))
+    given = f"{thin[0]} bytes a step each way in place of {dense[0]}"
+    above = f"{thin[3].lstrip('+')} above"
+    for text, loss in ((page, f"its loss is {above}"), (overview, f"the loss of a character model is {above}")):
+        assert given in text
+        assert f"after 600 steps {loss} that of dense training, {dense[3]}" in text.replace("After 600", "after 600")
+    assert all(row[0] == row[1] for row in (dense, thin, plain))  # each way
+    assert f"`LocalSGD(20)`, {plain[0]} bytes each way, it is {plain[3].lstrip('+')} above" in overview
+    found = {row[1]: row for row in lines_of_table("ddp-time")}
     thin, dense = found[" `DEFA(64)` "], found[" `Hook(Dense())` "]
     assert f"need{thin[4]}s to 58 % on CIFAR-10 with{thin[1].rstrip()}" in overview
     assert f"{thin[3].strip()} bytes a step and rank each way" in overview
