@@ -5,7 +5,9 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import runpy
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -20,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
+from places import ROOT
 from processes import Process
 from thinwire.ddp import (
     DEF,
@@ -180,14 +183,20 @@ class Script:
             with torch.no_grad():
                 for p in module.parameters():
                     p.add_(seed)
-        self.method = method
-        self.model = DistributedDataParallel(module)
+        self.method, self.module = method, module
+        self.model: Any = DistributedDataParallel(module)
         self.optimizer = adamw(self.model.parameters())
         self.c: Compressed = compress(self.model, self.optimizer, method)
 
+    def end(self) -> Compressed:
+        """Hold nothing of the group; what the next one is given."""
+        self.c.remove()
+        self.model = None
+        return self.c
+
     def anew(self) -> Script:
         """For another group."""
-        self.model = DistributedDataParallel(self.model.module)
+        self.model = DistributedDataParallel(self.module)
         self.c = compress(self.model, self.optimizer, self.method)
         return self
 
@@ -256,7 +265,7 @@ def test_what_was_done_of_a_round_that_is_cut_short_is_owed(method, alone):
     script = Script(method).run(6)
     old = script.c
     x, e, w = old.rank.x.clone(), old.rank.e.clone(), old.state_dict()["within"]
-    old.remove()
+    script.end()
     script.anew().c.regroup(old)
     now = script.c.state_dict()
     assert script.c.step == 6
@@ -358,10 +367,10 @@ def killed(folder: str, rank: int) -> None:
         one["lost"] = script.look
         one["within"] = script.c.state_dict().get("within", script.c.rank.x).tolist()
     found["seconds"] = time.monotonic() - began
+    ended = [script.end() for script in scripts]
     join(folder, "two", rank, 2)
-    for script in scripts:
-        old, one = script.c, found[repr(script.method)]
-        old.remove()
+    for script, old in zip(scripts, ended, strict=True):
+        one = found[repr(script.method)]
         script.anew().c.regroup(old)
         one["regrouped"] = script.look
         script.run(1 if script.method.steps > 1 else 0)
@@ -527,6 +536,40 @@ def test_a_newcomer_has_what_all_share_to_the_bit_and_owes_nothing(method, chang
     assert ranks[0]["on"]["loss"] < np.log(3) + 0.2
 
 
+def example(*words: str) -> None:
+    """A process of the example."""
+    torch.set_num_threads(1)
+    sys.argv = ["elastic.py", *words]
+    runpy.run_path(str(ROOT / "examples" / "ddp" / "elastic.py"), run_name="__main__")
+
+
+@pytest.mark.slow
+def test_processes_of_the_example_are_killed_join_and_leave_and_it_goes_on(tmp_path):
+    with ExitStack() as stack:
+
+        def start(number: int, *more: str) -> Process:
+            words = ["--store", str(tmp_path / "store"), "--number", str(number), "--steps", "1000000", *more]
+            return stack.enter_context(Process(example, *words, "--patience", "2"))
+
+        first, second, third = (start(number, "--ranks", "3") for number in range(3))
+        first.until(lambda: "step 0: 3 rank(s), [0, 1, 2]" in first.stdout)
+        third.kill()
+        first.until(lambda: ": 2 rank(s), [0, 1]" in first.stdout)
+        assert "another rank died, stalled beyond" in first.stdout or "Connection" in first.stdout
+        fourth = start(7, "--join")
+        fourth.until(lambda: ": 3 rank(s), [0, 1, 7]" in fourth.stdout)
+        first.send_signal(signal.SIGTERM)
+        assert first.wait() == 0, first.stderr
+        second.until(lambda: ": 2 rank(s), [1, 7]" in second.stdout)
+        for process in (second, fourth):
+            process.send_signal(signal.SIGTERM)
+        assert [process.wait() for process in (second, fourth)] == [0, 0], second.stderr + fourth.stderr
+        steps = [int(line.split()[1][:-1]) for line in second.stdout.splitlines() if "rank(s)" in line]
+        assert len(steps) >= 4
+        assert steps == sorted(steps)
+        assert float(second.stdout.rpartition("loss ")[2].partition(",")[0]) < np.log(10)
+
+
 def half(folder: str, rank: int) -> None:
     """The second rank has given its message, and does not know that it arrived."""
     torch.set_num_threads(1)
@@ -549,10 +592,9 @@ def half(folder: str, rank: int) -> None:
             assert rank == 1
         found[repr(script.method)] = [script.c.step]
     dist.barrier()
+    ended = [script.end() for script in scripts]
     join(folder, "second", rank, 2)
-    for script in scripts:
-        old = script.c
-        old.remove()
+    for script, old in zip(scripts, ended, strict=True):
         script.anew().c.regroup(old)
         found[repr(script.method)] += [script.c.rank.e.tolist(), script.run(8).c.rank.e.tolist(), script.x]
     write(folder, str(rank), found)

@@ -16,13 +16,13 @@ that, so what such a rank is behind, its message, was received, and it owes the 
 from __future__ import annotations
 
 import copy
+from abc import abstractmethod
 from collections.abc import Generator
 from dataclasses import fields
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map
 
 from ..errors import CombinationError, OutOfSync, require
@@ -48,12 +48,13 @@ class Elastic(Compressed):
     aside: Tensor | None  # w, while the parameters rest within a round
     cut: bool  # whether the last exchange came to no end
 
+    @abstractmethod
     def rest(self) -> None:
         """The parameters hold x - at_rest * e, and belong to the script."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _move_to(self, lam: float) -> None:
-        raise NotImplementedError
+        """They hold x - lam * e."""
 
     @property
     def _within(self) -> bool:
@@ -80,11 +81,16 @@ class Elastic(Compressed):
         self.remove()
 
     def _check_elastic(self) -> None:
-        """``CombinationError`` for methods of which something is always on its way."""
+        """``CombinationError`` for methods of which something is always on its way, and for shards."""
         if self.method.fragments > 1 or self.method.delay:
             raise CombinationError(
                 f"{self.name}: with fragments or a delay a rank is always within a round, or something on its way: for "
                 "ranks that come and go take fragments=1, delay=0"
+            )
+        if self.vector.sharded:
+            raise CombinationError(
+                f"{self.name}: a model cut up by fully_shard belongs to the processes of its mesh, which end with the "
+                "group: start the script anew, and give load_state_dict() the states of all ranks"
             )
 
     def _apart(self, talk: Ask, where: str) -> None:
@@ -97,7 +103,7 @@ class Elastic(Compressed):
     # -- a new group ------------------------------------------------------------
 
     def _regroup(self, before: Compressed | None, moments: bool) -> Ask:
-        fault = self._fault(before, moments)
+        fault = self._fault(before)
         old = before if isinstance(before, Elastic) and not fault else None
         mine = [fault, None if old is None else [old.step, old.cut], moments]
         everyone = [loads(data) for data in (yield Gather(dumps(mine)))]
@@ -123,13 +129,12 @@ class Elastic(Compressed):
             self.aside = torch.sub(rank.x, rank.e, alpha=rank.lam)
         self._move_to(self.method.at_rest)
 
-    def _fault(self, before: Compressed | None, moments: bool) -> str:
+    def _fault(self, before: Compressed | None) -> str:
         """What is wrong with what this rank brings: all are told, so that none waits for another."""
         if self.step or bool(self.rank.e.any()):
             return "this handle has trained already: compress the model anew, for the new group, and regroup() at once"
         if before is None:
-            sharded = moments and self.vector.sharded
-            return "shards of an optimiser are not passed on: give newcomers moments=False" if sharded else ""
+            return ""
         for name, theirs, own in (("method", before.complete, self.complete), ("seed", before.seed, self.seed)):
             if theirs != own:
                 return f"what it brings is of another {name}: {theirs}, not {own}"
@@ -148,7 +153,7 @@ class Elastic(Compressed):
             "load_state_dict() goes on from a file",
         )
         require(
-            0 in steps or not isinstance(self.model, DistributedDataParallel),
+            0 in steps,
             "regroup: rank 0 is a newcomer, and DistributedDataParallel has given its buffers to all: let newcomers "
             "have the higher ranks",
         )

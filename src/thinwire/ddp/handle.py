@@ -34,10 +34,7 @@ from .tie import Tie
 FORMAT = 2  # of a state_dict
 STAMP = "thinwire"  # what an optimiser's first parameter group has in a state_dict: step, rank, ranks
 Named = list[tuple[str, nn.Parameter]]
-NOT_ELASTIC = (
-    "{}() is for DEF and its kin, and for local steps: over a Hook ranks are the same after every step. Wrap the model "
-    "in DistributedDataParallel for the new group, and compress it anew"
-)
+NOT_ELASTIC = "{}() is for DEF and its kin, and for local steps: over a Hook compress the new group's model anew"
 
 
 class Compressed(ABC):
@@ -111,7 +108,8 @@ class Compressed(ABC):
         own: Any = torch.nn.utils.get_total_norm(grads)
         own = own.full_tensor() if hasattr(own, "full_tensor") else own
         square = own.float().square().reshape(1)
-        self.drive(mean(square), "clipping")
+        if not self.removed:  # else DistributedDataParallel has averaged gradients
+            self.drive(mean(square), "clipping")
         norm = float(square.sqrt())
         if norm > max_norm:
             torch._foreach_mul_(grads, max_norm / norm)
@@ -203,7 +201,7 @@ class Compressed(ABC):
 
         Bytes are counted as ``setup``. All ranks raise ``ValueError`` where nobody has a state, rank 0 is a newcomer,
         or what a rank brings does not fit, ``OutOfSync`` for a rank that was away for an exchange, and
-        ``CombinationError`` with ``fragments`` or a ``delay`` and for a ``Hook``.
+        ``CombinationError`` with ``fragments``, a ``delay``, a ``Hook`` or ``fully_shard``.
         """
         raise CombinationError(NOT_ELASTIC.format("regroup"))
 
@@ -222,7 +220,8 @@ class Compressed(ABC):
 
         Once is enough; again does nothing.
         """
-        self.removed = True
+        self.removed, self.model = True, self.inner
+        vars(self.group).pop("group", None)  # whose connections end when nobody holds it
         for hook in self.hooks:
             hook.remove()
 
