@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import re
 import runpy
 import signal
 import sys
@@ -277,6 +278,41 @@ def test_what_was_done_of_a_round_that_is_cut_short_is_owed(method, alone):
         assert torch.equal(now["within"], w)
     script.run(2)  # whose exchange takes it along
     assert script.c.ledger.calls == old.ledger.calls + 1
+
+
+@pytest.mark.filterwarnings("ignore:.* of 1 ranks the best lam is at least")
+def test_the_recipes_of_the_page_are_code_that_goes_on(alone, tmp_path):
+    lost, leave, joins, files = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs" / "elastic.md").read_text(), re.DOTALL
+    )
+    script, method, made = Script(SparseLoCo(H)), SparseLoCo(H), []
+
+    def train(model: Any, optimizer: Any, c: Compressed) -> None:
+        for rows_of_step in rows(1, 4):
+            optimizer.zero_grad()
+            task().loss(model, task().batch(rows_of_step[0])).mean().backward()
+            optimizer.step()
+        made.append(c.step)
+        if len(made) == 1:
+            raise RankLost("it is gone")
+
+    def new_group() -> None:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+    names = {**globals(), "train": train, "new_group": new_group, "method": method, "folder": tmp_path, "network": net}
+    names |= {"model": script.model, "optimizer": script.optimizer, "c": script.c}
+    exec(compile(lost, "lost", "exec", dont_inherit=True), names)
+    assert made == [4, 8]
+    torch.save(names["c"].state_dict(), tmp_path / "rank-0.pt")
+    torch.save(names["model"].state_dict(), tmp_path / "model.pt")
+    x, e = names["c"].rank.x.clone(), names["c"].rank.e.clone()
+    exec(compile(leave.splitlines()[1], "leave", "exec", dont_inherit=True), names)
+    with pytest.raises(ValueError, match="every rank is a newcomer"):  # there are no others here
+        exec(compile(joins, "joins", "exec", dont_inherit=True), names)
+    exec(compile(files, "files", "exec", dont_inherit=True), names)
+    assert names["c"].step == 8
+    assert torch.equal(names["c"].rank.x, x)
+    assert torch.equal(names["c"].rank.e, e)
 
 
 def test_who_cannot_regroup_is_told_why(alone):
