@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from typing import Any
 from weakref import WeakSet
@@ -18,14 +18,15 @@ from torch.utils._pytree import tree_leaves
 
 from ..errors import CombinationError, require
 from .collectives import mean
+from .elastic import Elastic
 from .exchange import advance, leave, output, place, start, take_in
 from .feedback import Feedback
-from .handle import Compressed, Named, freeze, parameters, thaw
+from .handle import Named, freeze, parameters, thaw
 from .tie import Tie
 from .vector import Vector
 
 
-class AtOptimizer(Compressed):
+class AtOptimizer(Elastic):
     """Where the parameters are between steps and in them, and what moves them there.
 
     ========  ===================================  ===============================  ===============================
@@ -70,6 +71,7 @@ class AtOptimizer(Compressed):
         self.rank = start(method, self.vector.layout, self.vector.flat, self.group.size, self.vector.parts)
         self.rounds = method.rounds
         self.aside: Tensor | None = None  # w, while the parameters rest within a round
+        self.cut = False
         self.at: float | None = method.at_rest  # the parameters hold x - at * e; None: something else
         self.away = False
         self.led = False  # whether a forward pass since the last step was where gradients are taken
@@ -133,11 +135,6 @@ class AtOptimizer(Compressed):
         self.away = False
         if at != self.method.at_rest or self.aside is not None:
             self._move_to(self.method.at_rest)
-
-    @property
-    def _within(self) -> bool:
-        """Whether the rank is within a round, with a model of its own."""
-        return not self.rounds.rest(self.step)
 
     @property
     def lam(self) -> float:
@@ -299,16 +296,17 @@ class AtOptimizer(Compressed):
             self._move_to(self.method.at_rest)
             return
         rates = [group["lr"] for one in self.optimizers for group in one.param_groups]
+        talk = advance(self.method, self.rank, self.vector.flat, self.key(), rates, self.debug, self.vector.still)
+        self.cut = True  # until it has come to its end
         try:
-            talk = advance(self.method, self.rank, self.vector.flat, self.key(), rates, self.debug, self.vector.still)
-            self.drive(talk, "sending")
-        except BaseException:
-            self._move_to(self.method.at_rest)  # x is there still, for whoever wants to save it
-            raise
-        self.vector.push()
-        self.count()
-        self.away = self._within
-        self.at = self.rank.lam if self.away else self.method.at_rest
+            with closing(talk):  # so that what could not be sent is owed, whatever stops it
+                self.drive(talk, "sending")
+            self.count()
+            self.cut = False
+        finally:
+            self.vector.push()
+            self.away = self._within
+            self.at = self.rank.lam if self.away else self.method.at_rest
 
     @contextmanager
     def averaged(self) -> Iterator[None]:

@@ -34,7 +34,15 @@ class Gather(NamedTuple):
     data: bytes
 
 
-Talk = Generator[AllReduce | Gather, Any, T]
+class Broadcast(NamedTuple):
+    """Asks for the bytes of one rank, ``source``. Those of the others are not looked at."""
+
+    data: bytes
+    source: int
+
+
+Request = AllReduce | Gather | Broadcast
+Talk = Generator[AllReduce | Gather, Any, T]  # that logical workers can hold too
 
 
 @dataclass
@@ -42,7 +50,8 @@ class Traffic:
     """Bytes that this rank gave to collectives, and how often.
 
     Of an all-reduce of n bytes among W ranks 2 (W - 1) / W * n cross each rank's link, of an all-gather (W - 1) n.
-    ``setup`` is what ranks compared before the first step, and is not among ``bytes``.
+    ``setup`` is what ranks compared before the first step, and told one another where some of them came or went. It is
+    not among ``bytes``.
     """
 
     steps: int = 0
@@ -80,7 +89,7 @@ class Group:
         if self.device.type == "cuda" and torch.cuda.is_available():  # now: backward passes have threads of their own
             self.device = torch.device("cuda", torch.cuda.current_device())
 
-    def drive(self, talk: Talk[T], where: str) -> T:
+    def drive(self, talk: Generator[Request, Any, T], where: str) -> T:
         """Run ``talk`` to its end. ``where`` says what is being done, for the error if a rank is lost meanwhile.
 
         Raises :class:`~thinwire.errors.RankLost` if another rank died, stalled, or is doing something else.
@@ -93,7 +102,7 @@ class Group:
                 result: T = end.value
                 return result
             try:
-                answer = self.mean(request.x) if isinstance(request, AllReduce) else self.gather(request.data)
+                answer = self.answer(request)
             except RuntimeError as error:
                 # Gloo's are plain RuntimeErrors, which torch raises for much that is no fault of another rank.
                 known = isinstance(error, dist.DistError) or "gloo/" in str(error) or "timed out" in str(error)
@@ -105,6 +114,12 @@ class Group:
                     f"rank {self.rank} of {self.size}, {where}: another rank died, stalled beyond {limit}, or is doing "
                     f"something else ({str(error).splitlines()[0]})"
                 ) from error
+
+    def answer(self, request: Request) -> Any:
+        """What all ranks together say to one request, which is the same kind of all of them."""
+        if isinstance(request, AllReduce):
+            return self.mean(request.x)
+        return self.gather(request.data) if isinstance(request, Gather) else self.broadcast(*request)
 
     def mean(self, x: Tensor) -> Tensor:
         """In place: scaled, then summed, as DistributedDataParallel does it."""
@@ -130,6 +145,22 @@ class Group:
         rests = self._gather(rest)
         joined = zip(firsts, rests, lengths, strict=True)
         return [_bytes(torch.cat([first, part[: max(0, n - HEAD)]])) for first, part, n in joined]
+
+    def broadcast(self, data: bytes, source: int) -> bytes:
+        """The length of one rank's bytes, and then they."""
+        length = torch.tensor([len(data)], device="cpu").view(torch.uint8)
+        whole = torch.empty(int(self._broadcast(length, source).view(torch.int64)), dtype=torch.uint8, device="cpu")
+        if self.rank == source:
+            _fill(whole, data)
+        return _bytes(self._broadcast(whole, source))
+
+    def _broadcast(self, x: Tensor, source: int) -> Tensor:
+        if self.rank == source:
+            self.traffic.gathered += x.nbytes
+        self.traffic.calls += 1
+        there = self._there(x)
+        self._wait(dist.broadcast(there, group=self.group, group_src=source, async_op=self.timeout is not None))
+        return there.cpu()
 
     def _gather(self, mine: Tensor) -> list[Tensor]:
         self.traffic.gathered += mine.nbytes

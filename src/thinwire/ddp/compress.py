@@ -80,7 +80,7 @@ class _Wiring:
     """What a DDP object's one hook looks at, which cannot be taken back. A copy of the object is without it."""
 
     def __init__(self, compressed: Compressed) -> None:
-        self.compressed = compressed
+        self.compressed, self.group = compressed, compressed.group.group
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         return None
@@ -92,9 +92,8 @@ class _Wiring:
 def _comm_hook(wiring, bucket):  # type: ignore[no-untyped-def]  # DDP compares annotations with its own by identity
     if not wiring.compressed.removed:
         return wiring.compressed.bucket(bucket)
-    group = wiring.compressed.group.group
-    mean = bucket.buffer().div_(group.size())
-    return dist.all_reduce(mean, group=group, async_op=True).get_future().then(_only)
+    mean = bucket.buffer().div_(wiring.group.size())
+    return dist.all_reduce(mean, group=wiring.group, async_op=True).get_future().then(_only)
 
 
 def _only(future: Any) -> Tensor:  # the kind of future that C++ gives, of which torch.futures.Future is a subclass

@@ -24,6 +24,7 @@ from .average import deliver
 from .collectives import AllReduce, Gather, Talk
 from .feedback import Feedback
 from .sketch import sketch
+from .unsent import owe
 
 PIECE = 1 << 16  # entries worked on at a time on a CPU: what stays in a cache between two operations
 EVERY = 16  # steps between two looks at what was measured: a GPU is waited for there
@@ -151,20 +152,26 @@ def exchange(
     with ``debug`` :class:`~thinwire.errors.OutOfSync` if ranks are not at the same step and block, and
     :class:`~thinwire.errors.NonFinite` if one would send NaN or infinity. Without ``debug`` only links raise the
     latter.
+
+    Where it comes to no end, since another rank is lost or for what it raises, x and all that is kept beside it are as
+    they were, and what could not be sent is owed: e is p, and ``w`` where a round begins. A method that keeps no
+    residual, or an estimate, stays at its own ``w``; with ``steps`` = 1 its step is lost.
     """
     (layout, where), lam = rank.part(fragment), rank.lam
     x, e, w = rank.x[where], rank.e[where], w[where]
     own = None if rank.total is None else rank.total[where]
     still = _within(still, where)
     if method.averages:
+        mean_w = w.clone()  # w stays whole until all have it
         for a, b in still:  # of a layer that was frozen within the round its steps until then; else exact zeros
-            w[a:b].sub_(x[a:b])
+            mean_w[a:b].sub_(x[a:b])
         if debug:
             yield from agree([key.round, [where.start], is_finite(w)])
-        yield AllReduce(w)
+        yield AllReduce(mean_w)
         for a, b in still:
-            w[a:b].add_(x[a:b])
-        x.copy_(w)
+            mean_w[a:b].add_(x[a:b])
+        x.copy_(mean_w)
+        w.copy_(mean_w)
         return
     direct = method.plain and not method.delay  # x is but for what was sent
     # w is x, but for what is about to be sent
@@ -179,44 +186,60 @@ def exchange(
             w_part.copy_(x_part)
     sides = [_set_aside(x, p, own, w, a, b, part) for (a, b), part in zip(still, faded, strict=True)]
     runs = [(0, len(p))] if method.link is not None else list(blocks(method, layout, key))
-    if debug:
-        yield from agree([key.round, [run[0] for run in runs[:1]], is_finite(p)])
     looks = max(1, EVERY // method.steps)  # exchanges from one look to the next
-    if method.link is None:
-        parts = [p[a:b] for a, b in runs]
-        arrived = torch.cat(parts) if rank.seen is None else _with_square(parts)
-        for a, b in runs:
-            p[a:b] = 0  # p - C(p)
-        yield AllReduce(arrived)
-        _look(rank, arrived, method.steps)
-    else:
-        packet, seen, rank.sender = method.link.send(Params(layout, p.cpu()), rank.sender, key)
-        senders = method.count == "senders"
-        mean, _, _ = yield from deliver(method.link, packet, layout, None, key, senders=senders)
-        if method.owes:
-            e.sub_(seen.flat.to(e.device))
-        arrived = mean.flat.to(e.device)
-        if rank.seen is not None and key.round % looks == 0:
-            # What a link sends may be each rank's own choice, and says nothing of the rest: a sample of e does.
-            sample = _with_square([_sample(method, e, key.everyone())])
-            yield AllReduce(sample)
-            _look(rank, sample, looks * method.steps)
-    if direct:
-        _apply(x, own, arrived, runs)
-    else:
-        d = _whole(arrived, runs, x)
-        if rank.flying is None:
-            _step(method, rank, d, fragment, rates, still)
+    averaging = method.every is not None and (key.round + 1) % method.every == 0
+    sender, sent = rank.sender, None
+    try:
+        if debug:
+            yield from agree([key.round, [run[0] for run in runs[:1]], is_finite(p)])
+        if method.link is None:
+            parts = [p[a:b] for a, b in runs]
+            arrived = torch.cat(parts) if rank.seen is None else _with_square(parts)
+            block = arrived.clone() if averaging else None  # which may still be owed
+            yield AllReduce(arrived)
+            for a, b in runs:
+                p[a:b] = 0  # p - C(p)
+            sent = block
+            _look(rank, arrived, method.steps)
         else:
-            rank.flying[where] = d
+            packet, seen, sender = method.link.send(Params(layout, p.cpu()), sender, key)
+            senders = method.count == "senders"
+            mean, _, _ = yield from deliver(method.link, packet, layout, None, key, senders=senders)
+            if method.owes:
+                sent = seen.flat.to(e.device)
+                e.sub_(sent)
+            arrived = mean.flat.to(e.device)
+            if rank.seen is not None and key.round % looks == 0:
+                # What a link sends may be each rank's own choice, and says nothing of the rest: a sample of e does.
+                sample = _with_square([_sample(method, e, key.everyone())])
+                yield AllReduce(sample)
+                _look(rank, sample, looks * method.steps)
+        if averaging:
+            everyone = e.clone()
+            for (a, b), kept in zip(still, sides, strict=True):
+                everyone[a:b] = kept[1]
+            yield AllReduce(everyone)
+            e.copy_(everyone)
+            for (a, b), kept in zip(still, sides, strict=True):
+                kept[1].copy_(everyone[a:b])
+        if direct:
+            _apply(x, own, arrived, runs)
+        else:
+            d = _whole(arrived, runs, x)
+            if rank.flying is None:
+                _step(method, rank, d, fragment, rates, still)
+            else:
+                rank.flying[where] = d
+    except BaseException:
+        owe(method, lam, x, e, p, w, runs, sent, [(a, b, kept[1]) for (a, b), kept in zip(still, sides, strict=True)])
+        raise
+    rank.sender = sender
     if own is not None:
         e.sub_(w)  # minus the estimate: u is forgotten, what was sent towards it is not
         x.sub_(own)
     for (a, b), kept in zip(still, sides, strict=True):
         for vector, part in zip((x, e if method.owes else p, own), kept, strict=False):
             vector[a:b] = part  # type: ignore[index]
-    if method.every is not None and (key.round + 1) % method.every == 0:
-        yield AllReduce(e)
     if local is not None:
         w.copy_(local)
     elif resting:

@@ -22,17 +22,19 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from ..config import complete
-from ..errors import CombinationError, OutOfSync, WireError, check, require
+from ..errors import CombinationError, check, require
 from ..key import Key
 from ..version import code_version
 from ..wire import VERSION, dumps, loads, restore
 from .collectives import Group, Talk, Traffic, gather, mean
 from .feedback import Method
+from .handshake import compare
 from .tie import Tie
 
 FORMAT = 2  # of a state_dict
 STAMP = "thinwire"  # what an optimiser's first parameter group has in a state_dict: step, rank, ranks
 Named = list[tuple[str, nn.Parameter]]
+NOT_ELASTIC = "{}() is for DEF and its kin, and for local steps: over a Hook compress the new group's model anew"
 
 
 class Compressed(ABC):
@@ -106,7 +108,8 @@ class Compressed(ABC):
         own: Any = torch.nn.utils.get_total_norm(grads)
         own = own.full_tensor() if hasattr(own, "full_tensor") else own
         square = own.float().square().reshape(1)
-        self.drive(mean(square), "clipping")
+        if not self.removed:  # else DistributedDataParallel has averaged gradients
+            self.drive(mean(square), "clipping")
         norm = float(square.sqrt())
         if norm > max_norm:
             torch._foreach_mul_(grads, max_norm / norm)
@@ -185,12 +188,40 @@ class Compressed(ABC):
             f"there were {len(states)}: compress anew without a state",
         )
 
+    def regroup(self, before: Compressed | None = None, moments: bool = True) -> None:
+        """Go on in a new process group, of which some members may be new. All call it, before the first step.
+
+        ``before`` is what ``compress`` returned to this rank for the group before, after its ``remove()`` or
+        :meth:`disband`; None for a newcomer. x, the outer optimiser's state, lambda and the step, ``step``, are those
+        of the first rank that has made the most steps, 4 bytes a parameter for each of x and the state. A newcomer owes
+        nothing, and its optimisers begin with that rank's state, or with ``moments=False`` as they are. What others
+        owe becomes K' / K times as long for K' ranks in place of K, which leaves y = x - mean e where it was, but for
+        what lost ranks owed (with ``count="senders"`` it stays as it is). What a rank did of a round that was cut short
+        is owed. A method that owes nothing goes on from the rank's own model.
+
+        Bytes are counted as ``setup``. All ranks raise ``ValueError`` where nobody has a state, rank 0 is a newcomer,
+        or what a rank brings does not fit, ``OutOfSync`` for a rank that was away for an exchange, and
+        ``CombinationError`` with ``fragments``, a ``delay``, a ``Hook`` or ``fully_shard``.
+        """
+        raise CombinationError(NOT_ELASTIC.format("regroup"))
+
+    def disband(self, leaving: bool = False) -> None:
+        """Before some ranks leave: all call it, at the end of a round, and those who leave say so.
+
+        What those owe is owed by those who stay from then on, in equal shares: y stays where it was. That is one dense
+        all-reduce, counted as ``setup``, and none where nothing is owed. Then it is :meth:`remove`: those who stay go
+        on in a new group, by :meth:`regroup`. Raises ``ValueError`` within a round, and ``CombinationError`` as
+        :meth:`regroup` does.
+        """
+        raise CombinationError(NOT_ELASTIC.format("disband"))
+
     def remove(self) -> None:
         """Give model and optimisers back; DistributedDataParallel averages gradients again. What is not sent is lost.
 
         Once is enough; again does nothing.
         """
-        self.removed = True
+        self.removed, self.model = True, self.inner
+        vars(self.group).pop("group", None)  # whose connections end when nobody holds it
         for hook in self.hooks:
             hook.remove()
 
@@ -315,27 +346,7 @@ class Compressed(ABC):
         library = f"thinwire {code_version().partition('+')[0]}, messages {VERSION}"
         answers = self.drive(gather(dumps([library, *mine])), "comparing what is to be compressed")
         self.ledger.setup, self.ledger.gathered, self.ledger.calls = self.ledger.gathered, 0, 0
-        everyone = [_request_of(data) for data in answers]
-        for number, (theirs, *_) in enumerate(everyone):
-            if theirs != everyone[0][0]:
-                raise OutOfSync(
-                    f"rank {number} has {theirs}, and rank 0 has {everyone[0][0]}: install one version on all ranks"
-                )
-        names = ("method", "seed", "debug", "trained parameters")
-        for number, (_, *asked) in enumerate(everyone):
-            for name, theirs, expected in zip(names, asked, everyone[0][1:], strict=True):
-                if theirs != expected:
-                    raise OutOfSync(f"rank {number} has another {name} than rank 0: give all ranks the same")
-
-
-def _request_of(data: bytes) -> list[Any]:
-    """What a rank asked for, behind the version of its library; of an older one, which did not say, that alone."""
-    try:
-        asked = loads(data, max_values=None)
-    except WireError:
-        return ["a thinwire of other messages"]
-    said = isinstance(asked, list) and len(asked) == 5 and str(asked[0]).startswith("thinwire ")
-    return asked if said else ["a thinwire that does not say its version"]
+        compare(answers)
 
 
 def even(model: nn.Module) -> None:
