@@ -4,7 +4,8 @@ Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Mo
 1; Douillard et al., "Streaming DiLoCo with overlapping communication", 2025, arXiv:2501.18512, Algorithm 2.
 
 A round of a fragment is H optimiser steps and an exchange. Fragment f of F is sent after step n = f H / F modulo H, and
-applied ``delay`` steps after that. So one fragment at most is on its way.
+applied ``delay`` steps after that, at most H / F. So one fragment at most is on its way between two steps. Where one is
+sent and another applied after the same step, what is sent comes first.
 
 Differences from the papers: layers are dealt to fragments by their place in the model, one after another. A layer is a
 numbered block, or a module that has parameters of its own outside of these.
@@ -45,6 +46,11 @@ class Rounds(NamedTuple):
     def number(self, step: int) -> int:
         """The number of the exchange after a step among those of its fragment, from 0."""
         return step // self.steps
+
+    @property
+    def single(self) -> bool:
+        """Whether each step is a round of its own, and applied at once."""
+        return self.steps == 1 and not self.delay
 
     def rest(self, made: int) -> bool:
         """Whether all ranks hold the same model when so many steps are made: a round has ended, and none begun."""
