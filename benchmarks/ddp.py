@@ -4,7 +4,8 @@ Over loopback plain DistributedDataParallel and DEF take turns, step by step, wi
 which is the hardest case, and with that of examples/ddp. With --slowlink, the path of a
 program that runs a command on hosts joined by slow links (``PROGRAM --hosts 2 --rate MBIT --delay MS -- COMMAND``,
 each host with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, and as its last line the bytes each host sent as JSON),
-also the step time at 100 Mbit/s and 10 ms round trip, and the bytes that crossed the hub.
+also the step time at 100 Mbit/s and 10 ms round trip, that of exchanges behind the training over the same step without
+any message, and the bytes that crossed the hub.
 
     python benchmarks/ddp.py [--quick] [--slowlink PROGRAM] [--json] [--into FILE]
 """
@@ -59,6 +60,13 @@ def methods() -> dict[str, Any]:
     }
 
 
+def late() -> dict[str, Any]:
+    """A step that sends nothing ("alone"), and DEF whose exchange is waited for, or runs behind the next steps."""
+    from thinwire.ddp import DEF
+
+    return {"alone": "alone", "def64": DEF(64), "def64_delay1": DEF(64, delay=1), "def64_2": DEF(64, steps=2, delay=2)}
+
+
 def stepper(method: Any, example: bool) -> tuple[Callable[[], None], Any]:
     """A step of a training, and what compress returned."""
     import torch
@@ -73,6 +81,8 @@ def stepper(method: Any, example: bool) -> tuple[Callable[[], None], Any]:
     compressed = None
     if method == "fp16":
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    elif method == "alone":
+        model.require_backward_grad_sync = False  # as inside of no_sync(), from now on
     elif method is not None:
         compressed = compress(model, optimizer, method)
     x, y = torch.randn(32, 3, 32, 32), torch.randint(10, (32,))
@@ -92,7 +102,7 @@ def rank_main(names: list[str], steps: int, pairs: int, into: Path, example: boo
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    known = methods()
+    known = methods() | late()
     arms = {name: stepper(known[name], example) for name in names}
     for step, _ in arms.values():  # DDP rebuilds its buckets after the first step
         step()
@@ -184,6 +194,17 @@ def slow_steps(o: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def behind(o: argparse.Namespace) -> dict[str, Any]:
+    """A step with an exchange in it, and behind it, over a step that sends nothing, over slow links."""
+    found = slow(o.slowlink, list(late()), 10, 3 if o.quick else 10, o.rate, o.delay)
+    times = medians(found["times"])
+    return {
+        "over_alone": {name: seconds / times["alone"] for name, seconds in times.items()},
+        "ms": {name: 1000 * seconds for name, seconds in times.items()},
+        "given": found["given"],
+    }
+
+
 def wire(o: argparse.Namespace) -> dict[str, Any]:
     """Bytes that a host sends in a step of DEF(64), beside the formula's."""
     short, long = (slow(o.slowlink, ["def64"], n, 1, o.rate, o.delay) for n in (10, 110))
@@ -220,11 +241,12 @@ def main() -> None:
         key = {"benchmark": "ddp", "part": part, "quick": o.quick, **setting} | ({"tiny": True} if o.tiny else {})
         return record.measured(o.into, key, work, "numpy")
 
-    result: dict[str, Any] = {"slow": None, "loopback": None, "wire": None}
+    result: dict[str, Any] = {"slow": None, "behind": None, "loopback": None, "wire": None}
     result["loopback"] = kept("loopback", lambda: loopback(o))
     if o.slowlink:
         setting = {"mbit": o.rate, "round_trip_ms": 4 * o.delay}
         result["slow"] = kept("slow", lambda: slow_steps(o), **setting)
+        result["behind"] = kept("behind", lambda: behind(o), **setting)
         result["wire"] = kept("wire", lambda: wire(o), **setting)
     else:
         print("no --slowlink: step times over slow links, and bytes on the wire, were not measured", file=sys.stderr)

@@ -299,6 +299,9 @@ def test_demo_by_hand():
         (Rounds(4, 2, 0), "- 1 - 0 - 1 - 0", "- 1 - 0 - 1 - 0"),
         (Rounds(4, 2, 1), "- 1 - 0 - 1 - 0", "- - 1 - 0 - 1 -"),
         (Rounds(4, 1, 3), "- - - 0 - - - 0", "- - - - - - 0 -"),
+        (Rounds(4, 1, 4), "- - - 0 - - - 0", "- - - - - - - 0"),
+        (Rounds(4, 2, 2), "- 1 - 0 - 1 - 0", "- - - 1 - 0 - 1"),
+        (Rounds(1, 1, 1), "0 0 0 0 0 0 0 0", "- 0 0 0 0 0 0 0"),
         (Rounds(3, 3, 0), "1 2 0 1 2 0 1 2", "1 2 0 1 2 0 1 2"),
     ],
 )
@@ -507,9 +510,9 @@ def test_y_has_what_is_on_its_way():
             "them",
         ),
         (
-            lambda: StreamingDiLoCo(10, 2, 5),
-            "StreamingDiLoCo(delay=5): one fragment is on its way at a time, and one is sent every 5 step(s), steps / "
-            "fragments: delay must be below that",
+            lambda: StreamingDiLoCo(10, 2, 6),
+            "StreamingDiLoCo(delay=6): one fragment is on its way at a time, and one is sent every 5 step(s), steps / "
+            "fragments: delay must be at most that",
         ),
         (lambda: DiLoCo(10, mix=0.5), "DiLoCo(mix=0.5): nothing is mixed without a delay: give one"),
         (

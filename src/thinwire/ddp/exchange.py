@@ -23,7 +23,7 @@ from ..wire import State
 from .average import deliver
 from .collectives import AllReduce, Later, Talk, agree
 from .feedback import Feedback
-from .overlap import Flight, Flying, Outgoing
+from .overlap import Flight, Flying, Outgoing, spread
 from .sketch import sample, square_of_mean, with_square
 
 PIECE = 1 << 16  # entries worked on at a time on a CPU: what stays in a cache between two operations
@@ -128,16 +128,16 @@ def advance(
     waited for.
     """
     rounds = method.rounds
-    due, numbered = rounds.due(key.round), key._replace(round=rounds.number(key.round))
+    due = rounds.due(key.round)
     if method.delay and due.apply is not None:
         settle(rank)
     if due.send is not None:
+        numbered = key._replace(round=rounds.number(key.round))
         yield from exchange(method, rank, w, numbered, debug, still, due.send, rates)
     if method.delay and due.apply is not None:
-        if rank.flight is not None and due.send == due.apply and rank.lam:
-            rank.flight.coded.result()  # the next round begins at x - lam * e
-        assert rank.flying is not None
-        land(method, rank, w, still, due.apply, rates, rounds.number(key.round - method.delay))
+        land(method, rank, key._replace(round=rounds.number(key.round - method.delay)), still, due.apply, rates)
+    if method.delay and due.begin is not None:
+        begin(method, rank, w, due.begin)
 
 
 def exchange(
@@ -153,11 +153,11 @@ def exchange(
     """The end of a round of a fragment, on all ranks; ``key.round`` is the number of the exchange.
 
     ``w`` is where the optimiser went from x - lam * e. It becomes x - at_rest * e, or where the fragment's next round
-    begins, x - lam * e. ``rates`` are the learning rates of the optimisers' groups. The
-    runs of entries ``still`` are of frozen layers: nothing is sent of them, and x and what is owed stay there. Raises
-    with ``debug`` :class:`~thinwire.errors.OutOfSync` if ranks are not at the same step and block, and
-    :class:`~thinwire.errors.NonFinite` if one would send NaN or infinity. Without ``debug`` only links raise the
-    latter.
+    begins, x - lam * e. With a delay it stays, and what is sent is ``rank.flight``. ``rates`` are the learning rates of
+    the optimisers' groups. The runs of entries ``still`` are of frozen layers: nothing is sent of them, and x and what
+    is owed stay there. Raises with ``debug`` :class:`~thinwire.errors.OutOfSync` if ranks are not at the same step and
+    block, and :class:`~thinwire.errors.NonFinite` if one would send NaN or infinity. Without ``debug`` only links raise
+    the latter.
     """
     (layout, where), lam = rank.part(fragment), rank.lam
     x, e, w = rank.x[where], rank.e[where], w[where]
@@ -184,7 +184,7 @@ def exchange(
         if resting:
             w_part.copy_(x_part)
     sides = [_set_aside(x, p, own, w, a, b, part) for (a, b), part in zip(still, faded, strict=True)]
-    runs = [(0, len(p))] if method.link is not None else list(blocks(method, layout, key))
+    runs = _runs(method, layout, key)
     if debug:
         yield from agree([key.round, [run[0] for run in runs[:1]], is_finite(p)])
     out = Outgoing(layout, where, key, p, runs, [(a, b, kept[1]) for (a, b), kept in zip(still, sides, strict=True)])
@@ -197,7 +197,7 @@ def exchange(
     if direct:
         _apply(x, own, arrived, runs)
     else:
-        _step(method, rank, _whole(arrived, runs, x), fragment, rates, still)
+        _step(method, rank, spread(arrived, runs, torch.zeros_like(x)), fragment, rates, still)
     if own is not None:
         e.sub_(w)  # minus the estimate: u is forgotten, what was sent towards it is not
         x.sub_(own)
@@ -256,47 +256,55 @@ def _depart(method: Feedback, rank: Rank, out: Outgoing) -> Talk[tuple[Any, Tens
 
 
 def _arrive(method: Feedback, out: Outgoing, coded: Future[Any]) -> Talk[tuple[Tensor, Tensor | None]]:
-    """The other half, which comes after it: d of a fragment, and what was looked at."""
-    arrived, looked = yield from _carry(method, out, *coded.result())
-    return _whole(arrived, out.runs, out.p), looked
+    """The other half, which comes after it: the runs of d, and what was looked at."""
+    return (yield from _carry(method, out, *coded.result()))
 
 
 def settle(rank: Rank) -> None:
     """Wait for what is on its way. Raises what its sending has raised, again each time."""
-    if rank.flight is None:
-        return
-    assert rank.flying is not None
-    d, looked = rank.flight.arrived.result()
-    rank.flying.d[rank.flight.out.where] = d
-    if looked is not None:
-        rank.flying.looked.copy_(looked)
-    rank.flight = None
+    if rank.flight is not None and rank.flying is not None:
+        rank.flight.take_in(rank.flying)
+        rank.flight = None
 
 
 def land(
     method: Feedback,
     rank: Rank,
-    w: Float[Tensor, " d"],
+    key: Key,
     still: Sequence[tuple[int, int]],
     fragment: int,
     rates: Sequence[float],
-    number: int,
 ) -> None:
-    """Apply exchange ``number``, which has arrived: x moves, and ``w`` becomes (1 - mix) (x - lam * e) + mix * w.
-
-    Where the next message was sent just before, x has nothing of it yet, and e what was left of it.
-    """
-    _, where = rank.part(fragment)
+    """Apply the exchange of ``key``, which has arrived: x moves. It has nothing yet of what was sent since."""
+    layout, where = rank.part(fragment)
     assert rank.flying is not None
-    x, w, still, d = rank.x[where], w[where], _within(still, where), rank.flying.d[where]
+    x, still, d = rank.x[where], _within(still, where), rank.flying.d[where]
     kept = [x[a:b].clone() for a, b in still]
-    _step(method, rank, d, fragment, rates, still)
+    if method.plain:
+        for a, b in _runs(method, layout, key):
+            x[a:b].sub_(d[a:b])
+    else:
+        _step(method, rank, d, fragment, rates, still)
     for (a, b), part in zip(still, kept, strict=True):
         x[a:b] = part
-    d.zero_()
-    _look(method, rank, rank.flying.looked, number)
-    begin = torch.sub(x, rank.e[where], alpha=rank.lam) if rank.lam else x
-    w.mul_(method.mix).add_(begin, alpha=1 - method.mix)
+    for a, b in _runs(method, layout, key):
+        d[a:b] = 0
+    _look(method, rank, rank.flying.looked, key.round)
+
+
+def begin(method: Feedback, rank: Rank, w: Float[Tensor, " d"], fragment: int) -> None:
+    """The next round of a delayed fragment: ``w`` becomes (1 - mix) (x - lam * e) + mix * w.
+
+    Where its message was sent just before, e is what was left of it, which is waited for.
+    """
+    where = rank.part(fragment)[1]
+    x, e, w = rank.x[where], rank.e[where], w[where]
+    if rank.flight is not None and rank.flight.out.where == where and (rank.lam or method.mix):
+        rank.flight.coded.result()
+    if method.mix:
+        w.mul_(method.mix).add_(torch.sub(x, e, alpha=rank.lam), alpha=1 - method.mix)
+    else:
+        w.copy_(x) if not rank.lam else torch.sub(x, e, alpha=rank.lam, out=w)
 
 
 def _step(
@@ -315,15 +323,6 @@ def _step(
 def _within(runs: Sequence[tuple[int, int]], where: slice) -> list[tuple[int, int]]:
     """The runs that lie in a part of the vector, counted from where it begins."""
     return [(a - where.start, b - where.start) for a, b in runs if where.start <= a and b <= where.stop]
-
-
-def _whole(arrived: Tensor, runs: list[tuple[int, int]], like: Tensor) -> Float[Tensor, " d"]:
-    """What arrived as a vector of all entries, with zeros where nothing was sent."""
-    d, at = torch.zeros_like(like), 0
-    for a, b in runs:
-        d[a:b] = arrived[at : at + b - a]
-        at += b - a
-    return d
 
 
 def _set_aside(x: Tensor, p: Tensor, total: Tensor | None, w: Tensor, a: int, b: int, faded: Tensor) -> list[Tensor]:
@@ -368,6 +367,11 @@ def _apply(
             x[a:b].sub_(part)
         else:
             total[a:b].add_(part)
+
+
+def _runs(method: Feedback, layout: Layout, key: Key) -> list[tuple[int, int]]:
+    """The runs of entries that are sent: those of blocks, or all."""
+    return [(0, layout.size)] if method.link is not None else list(blocks(method, layout, key))
 
 
 def blocks(method: Feedback, layout: Layout, key: Key) -> Iterator[tuple[int, int]]:

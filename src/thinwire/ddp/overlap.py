@@ -11,7 +11,7 @@ from __future__ import annotations
 import queue
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any, NamedTuple
@@ -51,7 +51,23 @@ class Flight(NamedTuple):
 
     out: Outgoing
     coded: Future[Any]  # the message
-    arrived: Future[tuple[Tensor, Tensor | None]]  # as :class:`Flying`, of the fragment
+    arrived: Future[tuple[Tensor, Tensor | None]]  # mean C(p) of what is sent, and what was looked at
+
+    def take_in(self, flying: Flying) -> None:
+        """Wait for what arrives, and write it. Raises what sending has raised, again each time."""
+        arrived, looked = self.arrived.result()
+        spread(arrived, self.out.runs, flying.d[self.out.where])
+        if looked is not None:
+            flying.looked.copy_(looked)
+
+
+def spread(arrived: Tensor, runs: Sequence[tuple[int, int]], d: Float[Tensor, " d"]) -> Float[Tensor, " d"]:
+    """``d`` with what arrived where it was sent."""
+    at = 0
+    for a, b in runs:
+        d[a:b] = arrived[at : at + b - a]
+        at += b - a
+    return d
 
 
 class Line:

@@ -21,10 +21,11 @@ from ..errors import require
 
 
 class Due(NamedTuple):
-    """The fragments that are sent, and applied, after a step; None: nothing is."""
+    """The fragments that are sent, that are applied, and whose next round begins, after a step; None: nothing is."""
 
     send: int | None
     apply: int | None
+    begin: int | None
 
 
 class Rounds(NamedTuple):
@@ -36,7 +37,9 @@ class Rounds(NamedTuple):
 
     def due(self, step: int) -> Due:
         """What is due after a step. Steps are counted from 0."""
-        return Due(self._turn(step + 1), self._turn(step + 1 - self.delay))
+        send, apply = self._turn(step + 1), self._turn(step + 1 - self.delay)
+        # What is sent begins a round even where nothing was sent before, and is to be applied: after the first one.
+        return Due(send, apply, send if self.delay == self.steps else apply)
 
     def _turn(self, made: int) -> int | None:
         """The fragment that is sent when so many steps are made."""
