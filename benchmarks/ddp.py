@@ -4,9 +4,10 @@ Over loopback plain DistributedDataParallel and DEF take turns, step by step, wi
 which is the hardest case, and with that of examples/ddp. With --slowlink, the path of a
 program that runs a command on hosts joined by slow links (``PROGRAM --hosts 2 --rate MBIT --delay MS -- COMMAND``,
 each host with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, and as its last line the bytes each host sent as JSON),
-also the step time at 100 Mbit/s and 10 ms round trip, and the bytes that crossed the hub.
+also the step time at 100 Mbit/s and 10 ms round trip, that of exchanges behind the training over the same step without
+any message, and the bytes that crossed the hub.
 
-    python benchmarks/ddp.py [--quick] [--slowlink PROGRAM] [--json] [--into FILE]
+    python benchmarks/ddp.py [--quick] [--slowlink PROGRAM] [--only PART] [--json] [--into FILE]
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +61,13 @@ def methods() -> dict[str, Any]:
     }
 
 
+def late() -> dict[str, Any]:
+    """A step that sends nothing ("alone"), and DEF whose exchange is waited for, or runs behind the next steps."""
+    from thinwire.ddp import DEF
+
+    return {"alone": "alone", "def64": DEF(64), "def64_delay1": DEF(64, delay=1)}
+
+
 def stepper(method: Any, example: bool) -> tuple[Callable[[], None], Any]:
     """A step of a training, and what compress returned."""
     import torch
@@ -73,6 +82,8 @@ def stepper(method: Any, example: bool) -> tuple[Callable[[], None], Any]:
     compressed = None
     if method == "fp16":
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    elif method == "alone":
+        model.require_backward_grad_sync = False  # as inside of no_sync(), from now on
     elif method is not None:
         compressed = compress(model, optimizer, method)
     x, y = torch.randn(32, 3, 32, 32), torch.randint(10, (32,))
@@ -92,7 +103,7 @@ def rank_main(names: list[str], steps: int, pairs: int, into: Path, example: boo
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    known = methods()
+    known = methods() | late()
     arms = {name: stepper(known[name], example) for name in names}
     for step, _ in arms.values():  # DDP rebuilds its buckets after the first step
         step()
@@ -134,15 +145,16 @@ def here(names: list[str], steps: int, pairs: int, example: bool = False) -> dic
         return found
 
 
-def slow(program: str, names: list[str], steps: int, pairs: int, rate: float, delay: float) -> dict[str, Any]:
+def slow(
+    program: str, names: list[str], steps: int, pairs: int, rate: float, delay: float, example: bool = False
+) -> dict[str, Any]:
     """Two hosts joined by slow links."""
     with tempfile.TemporaryDirectory() as folder:
         into = Path(folder) / "found.json"
         command = [sys.executable, program, "--hosts", "2", "--rate", str(rate), "--delay", str(delay), "--"]
         env = {**os.environ, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(
-            [*command, *child(names, steps, pairs, into)], env=env, stdout=subprocess.PIPE, text=True, check=True
-        )
+        command += child(names, steps, pairs, into) + ["--example"] * example
+        done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True)
         found: dict[str, Any] = json.loads(into.read_text())
         found["hosts"] = json.loads(done.stdout.splitlines()[-1])["hosts"]
         return found
@@ -184,6 +196,22 @@ def slow_steps(o: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def behind(o: argparse.Namespace) -> dict[str, Any]:
+    """A step with its exchange in it, or behind it, over a step that sends nothing: medians of ratios, turn by turn."""
+    line: dict[str, Any] = {}
+    for name, example in (("", False), ("_example", True)):
+        steps, turns = (4 if example else 10), (5 if o.quick else 15)
+        found = slow(o.slowlink, list(late()), steps, turns, o.rate, o.delay, example)
+        rounds = zip(*found["times"].values(), strict=True)
+        ratios = [dict(zip(found["times"], (seconds / each[0] for seconds in each), strict=True)) for each in rounds]
+        over = {arm: statistics.median(ratio[arm] for ratio in ratios) for arm in found["times"]}
+        times = {arm: 1000 * seconds for arm, seconds in medians(found["times"]).items()}
+        line |= {f"over_alone{name}": over, f"ms{name}": times}
+        for arm, ratio in over.items():
+            print(f"behind{name}: {arm:14} {times[arm]:9.1f} ms  {ratio:6.3f} of alone", file=sys.stderr)
+    return line
+
+
 def wire(o: argparse.Namespace) -> dict[str, Any]:
     """Bytes that a host sends in a step of DEF(64), beside the formula's."""
     short, long = (slow(o.slowlink, ["def64"], n, 1, o.rate, o.delay) for n in (10, 110))
@@ -203,6 +231,7 @@ def main() -> None:
     parser.add_argument("--delay", type=float, default=2.5, help="ms from a host to the hub: a fourth of a round trip")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--tiny", action="store_true", help="the smallest size: that it runs, not how fast")
+    parser.add_argument("--only", choices=["loopback", "slow", "behind", "wire"], help="one part alone")
     parser.add_argument("--into", type=Path, help="a file of JSON lines: what it has of this code and machine is kept")
     parser.add_argument("--rank", help=argparse.SUPPRESS)
     parser.add_argument("--steps", type=int, default=1, help=argparse.SUPPRESS)
@@ -220,18 +249,20 @@ def main() -> None:
         key = {"benchmark": "ddp", "part": part, "quick": o.quick, **setting} | ({"tiny": True} if o.tiny else {})
         return record.measured(o.into, key, work, "numpy")
 
-    result: dict[str, Any] = {"slow": None, "loopback": None, "wire": None}
-    result["loopback"] = kept("loopback", lambda: loopback(o))
+    result: dict[str, Any] = {"slow": None, "behind": None, "loopback": None, "wire": None}
+    setting = {"mbit": o.rate, "round_trip_ms": 4 * o.delay}
+    if o.only in (None, "loopback"):
+        result["loopback"] = kept("loopback", lambda: loopback(o))
     if o.slowlink:
-        setting = {"mbit": o.rate, "round_trip_ms": 4 * o.delay}
-        result["slow"] = kept("slow", lambda: slow_steps(o), **setting)
-        result["wire"] = kept("wire", lambda: wire(o), **setting)
+        for part, work in {"slow": slow_steps, "behind": behind, "wire": wire}.items():
+            if o.only in (None, part):
+                result[part] = kept(part, partial(work, o), **setting)
     else:
         print("no --slowlink: step times over slow links, and bytes on the wire, were not measured", file=sys.stderr)
     if o.json:
         print(json.dumps(result))
     else:
-        print(result["loopback"])
+        print(result[o.only or "loopback"])
 
 
 if __name__ == "__main__":

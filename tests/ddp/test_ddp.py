@@ -37,8 +37,9 @@ from processes import Process, torchrun
 from thinwire.config import complete
 from thinwire.ddp import DEF, DEFA, EF, EF21, SAEF, DetachedLoCo, Hook, Method, Muon, PSync, compress
 from thinwire.ddp.average import average, ends
+from thinwire.ddp.blocks import blocks
 from thinwire.ddp.collectives import Traffic, together
-from thinwire.ddp.exchange import Rank, blocks, exchange, output, start
+from thinwire.ddp.exchange import Rank, exchange, output, start
 from thinwire.ddp.simulation import one_step, simulate
 from thinwire.ddp.worker import Worker, batches
 from thinwire.errors import CombinationError, NonFinite, OutOfSync, RankLost, WireError

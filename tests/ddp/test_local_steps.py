@@ -299,6 +299,9 @@ def test_demo_by_hand():
         (Rounds(4, 2, 0), "- 1 - 0 - 1 - 0", "- 1 - 0 - 1 - 0"),
         (Rounds(4, 2, 1), "- 1 - 0 - 1 - 0", "- - 1 - 0 - 1 -"),
         (Rounds(4, 1, 3), "- - - 0 - - - 0", "- - - - - - 0 -"),
+        (Rounds(4, 1, 4), "- - - 0 - - - 0", "- - - - - - - 0"),
+        (Rounds(4, 2, 2), "- 1 - 0 - 1 - 0", "- - - 1 - 0 - 1"),
+        (Rounds(1, 1, 1), "0 0 0 0 0 0 0 0", "- 0 0 0 0 0 0 0"),
         (Rounds(3, 3, 0), "1 2 0 1 2 0 1 2", "1 2 0 1 2 0 1 2"),
     ],
 )
@@ -406,11 +409,25 @@ def test_what_a_layer_learnt_before_it_was_frozen_within_a_round_is_not_lost():
 
 # -- whole trainings -------------------------------------------------------------
 
+DELAYED: list[Method] = [
+    DiLoCo(4, delay=2, mix=0.25),
+    DiLoCo(4, tw.Bins(4), delay=4),
+    StreamingDiLoCo(4, 2, 1),
+    StreamingDiLoCo(4, 2, 2, link=SMALL),
+    SparseLoCo(4, delay=4),
+    DEFA(tw.TopK(0.2), delay=1),
+    DEFA(tw.TopK(0.2), steps=4, delay=3),
+    DEF(8, delay=1),
+    DEF(8, steps=2, delay=1),
+    DEF(SMALL, delay=1),
+    PSync(4, delay=1),
+    SAEF(8, average=2, delay=1),
+    DeMo(32, delay=1),
+]
 RESUMED: list[Method] = [
     LocalSGD(4),
     DiLoCo(4),
     DiLoCo(4, tw.Bins(4)),
-    StreamingDiLoCo(4, 2, 1),
     SparseLoCo(4),
     DetachedLoCo(4),
     DEF(SMALL, steps=4),
@@ -420,6 +437,7 @@ RESUMED: list[Method] = [
     EF21(tw.TopK(0.2), steps=4),
     DeMo(32),
     DisTrO(4),
+    *DELAYED,
 ]
 
 
@@ -492,9 +510,9 @@ def test_y_has_what_is_on_its_way():
             "them",
         ),
         (
-            lambda: StreamingDiLoCo(10, 2, 5),
-            "StreamingDiLoCo(delay=5): one fragment is on its way at a time, and one is sent every 5 step(s), steps / "
-            "fragments: delay must be below that",
+            lambda: StreamingDiLoCo(10, 2, 6),
+            "StreamingDiLoCo(delay=6): one fragment is on its way at a time, and one is sent every 5 step(s), steps / "
+            "fragments: delay must be at most that",
         ),
         (lambda: DiLoCo(10, mix=0.5), "DiLoCo(mix=0.5): nothing is mixed without a delay: give one"),
         (
@@ -654,5 +672,5 @@ def test_processes_are_logical_workers_to_the_bit_go_on_within_a_round_and_send_
         spans = [flat[name] for name, _ in worker.module.named_parameters()]
         assert shared == torch.cat([worker.rank.x[a : a + size] for a, size, _ in spans]).tolist()
         assert (sent, steps, parts) == (team.traffic.bytes, STEPS, [True] * 5)
-        if method.steps > 1:
+        if method.steps > 1 or method.delay:
             assert "these states are within a round" in refused[0]

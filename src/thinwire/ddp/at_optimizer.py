@@ -12,16 +12,16 @@ from weakref import WeakSet
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from ..errors import CombinationError, require
 from .collectives import mean
 from .elastic import Elastic
-from .exchange import advance, leave, output, place, start, take_in
+from .exchange import advance, leave, output, place, settle, start, take_in
 from .feedback import Feedback
 from .handle import Named, freeze, parameters, thaw
+from .overlap import Line
 from .tie import Tie
 from .vector import Vector
 
@@ -50,7 +50,8 @@ class AtOptimizer(Elastic):
     them (``load_state_dict``, ``averaged()``), w is put aside until the next forward pass. With fragments or a delay
     all of a training is within a round.
 
-    With several optimisers a step is one of each.
+    With several optimisers a step is one of each. With a delay a thread sends (:class:`~thinwire.ddp.overlap.Line`):
+    until ``settle`` e and the link's state are its own. The parameters, x and the outer state never are.
     """
 
     local = True
@@ -70,6 +71,8 @@ class AtOptimizer(Elastic):
         self.vector = Vector(named, method.fragments)
         self.rank = start(method, self.vector.layout, self.vector.flat, self.group.size, self.vector.parts)
         self.rounds = method.rounds
+        self.line = Line(group, self.vector.flat.device) if method.delay else None
+        self.group.behind = self.line
         self.aside: Tensor | None = None  # w, while the parameters rest within a round
         self.cut = False
         self.at: float | None = method.at_rest  # the parameters hold x - at * e; None: something else
@@ -119,6 +122,7 @@ class AtOptimizer(Elastic):
     def rest(self) -> None:
         """To rest, with what was written there taken in."""
         at, rank, flat = self._where(), self.rank, self.vector.flat
+        settle(self.rank)
         require(not self.stepped, "of several optimisers one has made its step, and another not yet: wait for all")
         self.vector.pull()
         if self.away and self._within:
@@ -195,22 +199,8 @@ class AtOptimizer(Elastic):
     @torch.no_grad()
     def _save(self, module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
         """x in place of what the parameters hold; with ``keep_vars`` the parameters themselves."""
-        if self._live:
-            return
-        shared = self.vector.cut(self.rank.x.clone())
-        where = {mine.data_ptr(): part for mine, part in zip(self.vector.tensors(), shared, strict=True)}
-        for name, value in state.items():
-            if not isinstance(value, Tensor) or isinstance(value, nn.Parameter):
-                continue
-            mine = value.to_local() if isinstance(value, DTensor) else value
-            part = where.get(mine.data_ptr())
-            if part is None or part.shape != mine.shape:
-                continue
-            if isinstance(value, DTensor):
-                part = DTensor.from_local(
-                    part, value.device_mesh, value.placements, shape=value.shape, stride=value.stride()
-                )
-            state[name] = part
+        if not self._live:
+            self.vector.replace(state, self.rank.x.clone())
 
     def _loading(self, *args: Any) -> None:
         self.rest()
@@ -252,9 +242,9 @@ class AtOptimizer(Elastic):
         if overflow is None:
             return
         # A rank that skipped its step alone would leave the others waiting, or pair its next step with their last.
-        # Within a round of several steps nothing is sent, and one that is skipped is a part of the round.
+        # One that is skipped within a round of several steps, or before what is late in any case, is a part of it.
         flag = (overflow > 0).float().reshape(1)
-        if self.rounds.steps == 1:
+        if self.rounds.single:
             self.drive(mean(flag), "agreeing on infinities")
         mine = parameters(optimizer)
         if float(flag) > 0:
@@ -292,7 +282,7 @@ class AtOptimizer(Elastic):
         self.stepped, self.away, self.led = {}, False, False
         self.pending.clear()
         self.vector.pull()
-        if not moved and self.rounds.steps == 1:
+        if not moved and self.rounds.single:
             self._move_to(self.method.at_rest)
             return
         rates = [group["lr"] for one in self.optimizers for group in one.param_groups]
@@ -326,29 +316,32 @@ class AtOptimizer(Elastic):
                     self.leave()
 
     def memory_of_method(self) -> dict[str, Any]:
+        settle(self.rank)
         if self.at is not None and not self.away:
             self.rest()
         rank = self.rank
-        total, seen, flying = (None if x is None else x.clone() for x in (rank.total, rank.seen, rank.flying))
-        e = rank.e.clone() if self.method.owes else None
-        state = {"residual": e, "total": total, "link": freeze(rank.sender), "lam": rank.lam, "seen": seen}
+        total, seen = (None if x is None else x.clone() for x in (rank.total, rank.seen))
+        state: dict[str, Any] = {"residual": rank.e.clone() if self.method.owes else None}
+        state |= {"total": total, "link": freeze(rank.sender), "lam": rank.lam, "seen": seen}
         if any(v is not None for v in rank.v):
             state["outer"] = freeze(rank.v)
         if self._within:
             own = self.vector.flat if self.aside is None else self.aside
+            flying = None if rank.flying is None else [x.clone() for x in rank.flying]
             state |= {"within": own.clone(), "flying": flying}
         return state
 
     def take(self, state: dict[str, Any]) -> None:
-        rank, flying = self.rank, state.get("flying")
+        settle(self.rank)
+        rank = self.rank
         sender, v = thaw(state["link"], rank.sender), thaw(state["outer"], rank.v) if "outer" in state else rank.v
         self._residual(state["residual"], state["total"])
         own = state.get("within")
         rank.sender, rank.lam, rank.v, self.aside = sender, state["lam"], v, None if own is None else own.clone()
         if rank.seen is not None:
             rank.seen.copy_(state["seen"])
-        if rank.flying is not None:
-            rank.flying.copy_(flying) if flying is not None else rank.flying.zero_()
+        for number, value in enumerate(rank.flying or ()):
+            value.copy_(state["flying"][number]) if "flying" in state else value.zero_()
 
     def merge(self, states: Sequence[dict[str, Any]]) -> None:
         self.check_merge(self.rank.sender is None, states)
@@ -383,6 +376,9 @@ class AtOptimizer(Elastic):
     def remove(self) -> None:
         if self.removed:
             return
+        if self.line is not None:
+            self.line.close()
+            self.rank.flight = None  # it is not applied, nor is an error in it raised
         self.rest()
         self._move_to(0.0)
         for optimizer, scaling in zip(self.optimizers, self.scaling, strict=True):

@@ -2,21 +2,24 @@
 
 A method is a generator that asks for them. So the same lines run over a process group, where
 each rank drives its own generator (:class:`Group`), and for many logical workers of one process,
-whose generators are driven side by side (:func:`together`).
+whose generators are driven side by side (:func:`together`). A generator may ask for another one to be driven behind
+what follows (:class:`Later`): by a thread of a process (:mod:`.overlap`), and for logical workers at once.
 """
 
 from __future__ import annotations
 
 import datetime
 from collections.abc import Generator, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..errors import RankLost
+from ..errors import NonFinite, OutOfSync, RankLost
+from ..wire import dumps, loads
 
 T = TypeVar("T")
 HEAD = 256  # bytes of a message that come with its length: more would be waited for by those who send little
@@ -34,6 +37,12 @@ class Gather(NamedTuple):
     data: bytes
 
 
+class Later(NamedTuple):
+    """Asks for a generator to be driven behind what follows, after those asked for before. The answer is a future."""
+
+    talk: Generator[AllReduce | Gather | Later, Any, Any]
+
+
 class Broadcast(NamedTuple):
     """Asks for the bytes of one rank, ``source``. Those of the others are not looked at."""
 
@@ -41,8 +50,8 @@ class Broadcast(NamedTuple):
     source: int
 
 
-Request = AllReduce | Gather | Broadcast
-Talk = Generator[AllReduce | Gather, Any, T]  # that logical workers can hold too
+Request = AllReduce | Gather | Later
+Talk = Generator[Request, Any, T]  # that logical workers can hold too
 
 
 @dataclass
@@ -72,9 +81,25 @@ class Traffic:
         """
         return self.reduced + (ranks - 1) * self.gathered
 
+    def take(self, other: Traffic) -> None:
+        """Add what another has of bytes and calls, and leave nothing there."""
+        for name in ("reduced", "gathered", "calls"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+            setattr(other, name, 0)
+
     def summary(self) -> dict[str, int]:
         """As numbers, for a log."""
         return {**asdict(self), "bytes": self.bytes}
+
+
+class Behind(Protocol):
+    """Who drives generators behind the training."""
+
+    def submit(self, talk: Talk[T], where: str) -> Future[T]:
+        """Drive one after those before it."""
+
+    def wait(self) -> Traffic:
+        """Wait until all have ended, and give the bytes since the last time."""
 
 
 class Group:
@@ -82,6 +107,7 @@ class Group:
 
     def __init__(self, group: dist.ProcessGroup, traffic: Traffic, timeout: float | None = None) -> None:
         self.group, self.traffic, self.timeout = group, traffic, timeout
+        self.behind: Behind | None = None  # who drives what is asked for later
         self.size, self.rank = group.size(), group.rank()
         # Where the group has a backend: NCCL's has none for tensors on a CPU.
         self.kinds = {device.type for device in group._device_types}
@@ -89,7 +115,7 @@ class Group:
         if self.device.type == "cuda" and torch.cuda.is_available():  # now: backward passes have threads of their own
             self.device = torch.device("cuda", torch.cuda.current_device())
 
-    def drive(self, talk: Generator[Request, Any, T], where: str) -> T:
+    def drive(self, talk: Generator[Request | Broadcast, Any, T], where: str) -> T:
         """Run ``talk`` to its end. ``where`` says what is being done, for the error if a rank is lost meanwhile.
 
         Raises :class:`~thinwire.errors.RankLost` if another rank died, stalled, or is doing something else.
@@ -101,6 +127,10 @@ class Group:
             except StopIteration as end:
                 result: T = end.value
                 return result
+            if isinstance(request, Later):
+                assert self.behind is not None
+                answer = self.behind.submit(request.talk, where)
+                continue
             try:
                 answer = self.answer(request)
             except RuntimeError as error:
@@ -115,11 +145,17 @@ class Group:
                     f"something else ({str(error).splitlines()[0]})"
                 ) from error
 
-    def answer(self, request: Request) -> Any:
+    def answer(self, request: AllReduce | Gather | Broadcast) -> Any:
         """What all ranks together say to one request, which is the same kind of all of them."""
         if isinstance(request, AllReduce):
             return self.mean(request.x)
         return self.gather(request.data) if isinstance(request, Gather) else self.broadcast(*request)
+
+    def counted(self) -> Traffic:
+        """The traffic, with that of who drives later, which is waited for."""
+        if self.behind is not None:
+            self.traffic.take(self.behind.wait())
+        return self.traffic
 
     def mean(self, x: Tensor) -> Tensor:
         """In place: scaled, then summed, as DistributedDataParallel does it."""
@@ -190,6 +226,20 @@ def gather(data: bytes) -> Talk[list[bytes]]:
     return everyone
 
 
+def agree(mine: list[Any]) -> Talk[None]:
+    """Raise on every rank unless all are at the same step and block with finite numbers."""
+    answers = yield Gather(dumps(mine))
+    everyone = [loads(data) for data in answers]
+    for number, (step, begin, finite) in enumerate(everyone):
+        if [step, begin] != everyone[0][:2]:
+            raise OutOfSync(
+                f"rank {number} is at step {step} and sends the block that starts at {begin}; "
+                f"rank 0 is at step {everyone[0][0]} with {everyone[0][1]}"
+            )
+        if not finite:
+            raise NonFinite(f"step {step}: rank {number} would send NaN or infinity; lower the learning rate or clip")
+
+
 def together(talks: Sequence[Talk[T]], traffic: Traffic | None = None) -> list[T]:
     """Run the generators of all logical workers side by side: each gets what a process group would answer.
 
@@ -198,7 +248,7 @@ def together(talks: Sequence[Talk[T]], traffic: Traffic | None = None) -> list[T
     """
     answers: list[Any] = [None] * len(talks)
     while True:
-        requests: list[AllReduce | Gather] = []
+        requests: list[Request] = []
         results: list[T] = []
         for talk, answer in zip(talks, answers, strict=True):
             try:
@@ -211,8 +261,11 @@ def together(talks: Sequence[Talk[T]], traffic: Traffic | None = None) -> list[T
         answers = answer_all(requests, traffic)
 
 
-def answer_all(requests: Sequence[AllReduce | Gather], traffic: Traffic | None = None) -> list[Any]:
+def answer_all(requests: Sequence[Request], traffic: Traffic | None = None) -> list[Any]:
     """What a process group would answer to the requests of all its ranks. ``traffic`` is charged what one gives."""
+    later = [r.talk for r in requests if isinstance(r, Later)]
+    if later:
+        return [_future(result) for result in together(later, traffic)]
     means = [r.x for r in requests if isinstance(r, AllReduce)]
     if means:
         answers = _mean(means)
@@ -233,6 +286,13 @@ def _mean(parts: list[Tensor]) -> list[Tensor]:
     for part in parts[1:]:
         part.copy_(total)
     return parts
+
+
+def _future(result: Any) -> Future[Any]:
+    """One that has its result."""
+    future: Future[Any] = Future()
+    future.set_result(result)
+    return future
 
 
 def _charge(traffic: Traffic | None, reduced: int = 0, gathered: int = 0) -> None:

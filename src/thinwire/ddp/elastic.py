@@ -28,14 +28,15 @@ from torch.utils._pytree import tree_map
 from ..errors import CombinationError, OutOfSync, require
 from ..params import Params
 from ..wire import dumps, loads, restore
+from .blocks import blocks
 from .collectives import AllReduce, Broadcast, Gather, Request, Traffic
-from .exchange import Rank, blocks, place
+from .exchange import Rank, place
 from .feedback import Feedback
 from .handle import STAMP, Compressed
 from .rounds import Rounds
 from .vector import Vector
 
-Ask = Generator[Request, Any, None]
+Ask = Generator[Request | Broadcast, Any, None]
 
 
 class Elastic(Compressed):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,21 +16,21 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..errors import NonFinite, OutOfSync
 from ..key import Key
 from ..optimizers import keep
 from ..params import Layout, Params, is_finite
-from ..wire import State, dumps, loads
+from ..wire import State
 from .average import deliver
-from .collectives import AllReduce, Gather, Talk
+from .blocks import runs_of
+from .collectives import AllReduce, Later, Talk, agree
 from .feedback import Feedback
-from .sketch import sketch
-from .unsent import owe
+from .overlap import Flight, Flying, Outgoing, spread
+from .sketch import sample, square_of_mean, with_square
+from .unsent import owe, set_aside
 
 PIECE = 1 << 16  # entries worked on at a time on a CPU: what stays in a cache between two operations
 EVERY = 16  # steps between two looks at what was measured: a GPU is waited for there
 KEPT = 0.99  # of what was measured, from step to step
-STRIDE = 1024  # entries from one to the next of those that are looked at where a link sends at every step
 
 
 @dataclass
@@ -47,8 +48,9 @@ class Rank:
     v: list[State] = field(
         default_factory=lambda: [None]
     )  # of the outer optimiser, the same on every rank: by fragment
-    flying: Float[Tensor, " d"] | None = None  # mean C(p) of the fragment on its way; None: nothing ever is
+    flying: Flying | None = None  # None: nothing ever is
     parts: tuple[Layout, ...] = ()  # of the fragments, one after another
+    flight: Flight | None = None  # what is on its way and was not waited for; see :func:`settle`
 
     @property
     def lam_star(self) -> float | None:
@@ -82,7 +84,7 @@ def start(method: Feedback, layout: Layout, x: Float[Tensor, " d"], ranks: int, 
     e = torch.zeros_like(x) if method.owes else x.new_zeros(1).expand(len(x))  # one zero for all
     total = torch.zeros_like(x) if method.estimate else None
     seen = torch.zeros(2, dtype=x.dtype, device=x.device) if method.measures else None
-    flying = torch.zeros_like(x) if method.delay else None
+    flying = Flying(torch.zeros_like(x), x.new_zeros(2)) if method.delay else None
     rank = Rank(layout, x.clone(), e, total, sender, ranks, method.first(ranks), seen, [], flying, tuple(parts))
     for part, where in map(rank.part, range(method.fragments)):
         rank.v.append(method.outer.init(Params(part, rank.x[where])))
@@ -124,14 +126,20 @@ def advance(
 ) -> Talk[None]:
     """What is due after an optimiser's step, the number of which is ``key.round``: most often nothing.
 
-    ``w`` are the parameters. Other arguments are those of :func:`exchange`.
+    ``w`` are the parameters. Other arguments are those of :func:`exchange`. Where something is to be applied it is
+    waited for.
     """
     rounds = method.rounds
-    due, numbered = rounds.due(key.round), key._replace(round=rounds.number(key.round))
+    due = rounds.due(key.round)
+    if method.delay and due.apply is not None:
+        settle(rank)
     if due.send is not None:
+        numbered = key._replace(round=rounds.number(key.round))
         yield from exchange(method, rank, w, numbered, debug, still, due.send, rates)
     if method.delay and due.apply is not None:
-        land(method, rank, w, still, due.apply, rates)
+        land(method, rank, key._replace(round=rounds.number(key.round - method.delay)), still, due.apply, rates)
+    if method.delay and due.begin is not None:
+        begin(method, rank, w, due.begin)
 
 
 def exchange(
@@ -147,11 +155,11 @@ def exchange(
     """The end of a round of a fragment, on all ranks; ``key.round`` is the number of the exchange.
 
     ``w`` is where the optimiser went from x - lam * e. It becomes x - at_rest * e, or where the fragment's next round
-    begins, x - lam * e; of what is delayed it stays. ``rates`` are the learning rates of the optimisers' groups. The
-    runs of entries ``still`` are of frozen layers: nothing is sent of them, and x and what is owed stay there. Raises
-    with ``debug`` :class:`~thinwire.errors.OutOfSync` if ranks are not at the same step and block, and
-    :class:`~thinwire.errors.NonFinite` if one would send NaN or infinity. Without ``debug`` only links raise the
-    latter.
+    begins, x - lam * e. With a delay it stays, and what is sent is ``rank.flight``. ``rates`` are the learning rates of
+    the optimisers' groups. The runs of entries ``still`` are of frozen layers: nothing is sent of them, and x and what
+    is owed stay there. Raises with ``debug`` :class:`~thinwire.errors.OutOfSync` if ranks are not at the same step and
+    block, and :class:`~thinwire.errors.NonFinite` if one would send NaN or infinity. Without ``debug`` only links raise
+    the latter.
 
     Where it comes to no end, since another rank is lost or for what it raises, x and all that is kept beside it are as
     they were, and what could not be sent is owed: e is p, and ``w`` where a round begins. A method that keeps no
@@ -176,101 +184,150 @@ def exchange(
     direct = method.plain and not method.delay  # x is but for what was sent
     # w is x, but for what is about to be sent
     resting = direct and method.fragments == 1 and not (method.at_rest or method.estimate or method.every)
-    local = w.clone() if method.delay else None
     p = e if method.owes else torch.empty_like(w)
     faded = [e[a:b] * (1 - method.decay) for a, b in still]  # what is owed of frozen layers does not decay
     for x_part, w_part, e_part, p_part in _pieces(x, w, e, p):
-        torch.sub(x_part, w_part, out=w_part)  # u + lam * e
-        torch.add(w_part, e_part, alpha=method.decay - lam, out=p_part)  # p = u + decay * e
+        moved = torch.sub(x_part, w_part, out=None if method.delay else w_part)  # u + lam * e
+        torch.add(moved, e_part, alpha=method.decay - lam, out=p_part)  # p = u + decay * e
         if resting:
             w_part.copy_(x_part)
-    sides = [_set_aside(x, p, own, w, a, b, part) for (a, b), part in zip(still, faded, strict=True)]
-    runs = [(0, len(p))] if method.link is not None else list(blocks(method, layout, key))
-    looks = max(1, EVERY // method.steps)  # exchanges from one look to the next
-    averaging = method.every is not None and (key.round + 1) % method.every == 0
-    sender, sent = rank.sender, None
+    sides = [set_aside(x, p, own, w, a, b, part) for (a, b), part in zip(still, faded, strict=True)]
+    runs, sender = runs_of(method, layout, key), rank.sender
+    frozen = [(a, b, kept[1]) for (a, b), kept in zip(still, sides, strict=True)]
+    out = Outgoing(layout, where, key, p, runs, frozen, [])
     try:
         if debug:
             yield from agree([key.round, [run[0] for run in runs[:1]], is_finite(p)])
-        if method.link is None:
-            parts = [p[a:b] for a, b in runs]
-            arrived = torch.cat(parts) if rank.seen is None else _with_square(parts)
-            block = arrived.clone() if averaging else None  # which may still be owed
-            yield AllReduce(arrived)
-            for a, b in runs:
-                p[a:b] = 0  # p - C(p)
-            sent = block
-            _look(rank, arrived, method.steps)
-        else:
-            packet, seen, sender = method.link.send(Params(layout, p.cpu()), sender, key)
-            senders = method.count == "senders"
-            mean, _, _ = yield from deliver(method.link, packet, layout, None, key, senders=senders)
-            if method.owes:
-                sent = seen.flat.to(e.device)
-                e.sub_(sent)
-            arrived = mean.flat.to(e.device)
-            if rank.seen is not None and key.round % looks == 0:
-                # What a link sends may be each rank's own choice, and says nothing of the rest: a sample of e does.
-                sample = _with_square([_sample(method, e, key.everyone())])
-                yield AllReduce(sample)
-                _look(rank, sample, looks * method.steps)
-        if averaging:
-            everyone = e.clone()
-            for (a, b), kept in zip(still, sides, strict=True):
-                everyone[a:b] = kept[1]
-            yield AllReduce(everyone)
-            e.copy_(everyone)
-            for (a, b), kept in zip(still, sides, strict=True):
-                kept[1].copy_(everyone[a:b])
-        if direct:
-            _apply(x, own, arrived, runs)
-        else:
-            d = _whole(arrived, runs, x)
-            if rank.flying is None:
-                _step(method, rank, d, fragment, rates, still)
+        if not method.delay:
+            arrived, looked = yield from _carry(method, out, *_encode(method, rank, out))
+            if method.every is not None and (key.round + 1) % method.every == 0:
+                everyone = e.clone()
+                for a, b, part in frozen:
+                    everyone[a:b] = part
+                yield AllReduce(everyone)
+                e.copy_(everyone)
+                for a, b, part in frozen:
+                    part.copy_(everyone[a:b])
+            if direct:
+                _apply(x, own, arrived, runs)
             else:
-                rank.flying[where] = d
+                _step(method, rank, spread(arrived, runs, torch.zeros_like(x)), fragment, rates, still)
     except BaseException:
-        owe(method, lam, x, e, p, w, runs, sent, [(a, b, kept[1]) for (a, b), kept in zip(still, sides, strict=True)])
+        rank.sender = sender
+        owe(method, lam, x, e, p, w, runs, out.whole, frozen)
         raise
-    rank.sender = sender
+    if method.delay:
+        coded = yield Later(_depart(method, rank, out))
+        rank.flight = Flight(out, coded, (yield Later(_arrive(method, out, coded))))
+        return
+    _look(method, rank, looked, key.round)
     if own is not None:
         e.sub_(w)  # minus the estimate: u is forgotten, what was sent towards it is not
         x.sub_(own)
     for (a, b), kept in zip(still, sides, strict=True):
         for vector, part in zip((x, e if method.owes else p, own), kept, strict=False):
             vector[a:b] = part  # type: ignore[index]
-    if local is not None:
-        w.copy_(local)
-    elif resting:
+    if resting:
         for a, b in runs:
             w[a:b].copy_(x[a:b])
     else:
         to = method.at_rest if method.fragments == 1 else lam
         w.copy_(x) if not to else torch.sub(x, e, alpha=to, out=w)
-    if method.detach is None and key.round % looks == 0:
-        rank.lam = rank.lam_rule or rank.lam
+
+
+def _encode(method: Feedback, rank: Rank, out: Outgoing) -> tuple[Any, Tensor | None]:
+    """C(p) as it is sent, and a sample of e where its mean is to be looked at. e becomes p - C(p)."""
+    p, e, key = out.p, rank.e[out.where], out.key
+    if method.link is None:
+        parts = [p[a:b] for a, b in out.runs]
+        block = with_square(parts) if method.measures else torch.cat(parts)
+        out.whole.extend([] if method.delay else [torch.cat(parts)])
+        for a, b in out.runs:
+            p[a:b] = 0  # p - C(p)
+        return block, None
+    packet, seen, rank.sender = method.link.send(Params(out.layout, p.cpu()), rank.sender, key)
+    if method.owes:
+        out.whole.extend([] if method.delay else [p.clone()])
+        e.sub_(seen.flat.to(e.device))
+    # What a link sends may be each rank's own choice, and says nothing of the rest: a sample of e does.
+    looks = method.measures and key.round % _looks(method) == 0
+    return packet, with_square([sample(e, method.steps, key.everyone())]) if looks else None
+
+
+def _carry(
+    method: Feedback, out: Outgoing, sent: Any, sample: Tensor | None
+) -> Talk[tuple[Tensor, Float[Tensor, "2"] | None]]:
+    """d = mean C(p) of what is sent, and the numbers that :func:`_look` takes in; None: nothing was looked at."""
+    if method.link is None:
+        yield AllReduce(sent)
+        return sent, square_of_mean(sent) if method.measures else None
+    senders = method.count == "senders"
+    mean, _, _ = yield from deliver(method.link, sent, out.layout, None, out.key, senders=senders)
+    if sample is not None:
+        yield AllReduce(sample)
+    return mean.flat.to(out.p.device), None if sample is None else square_of_mean(sample)
+
+
+def _depart(method: Feedback, rank: Rank, out: Outgoing) -> Talk[tuple[Any, Tensor | None]]:
+    """The half of a delayed exchange after which e is what is owed."""
+    sent, e = _encode(method, rank, out), rank.e[out.where]
+    for a, b, owed in out.still if method.owes else ():
+        e[a:b] = owed
+    if method.every is not None and (out.key.round + 1) % method.every == 0:
+        yield AllReduce(e)
+    return sent
+
+
+def _arrive(method: Feedback, out: Outgoing, coded: Future[Any]) -> Talk[tuple[Tensor, Tensor | None]]:
+    """The other half, which comes after it: the runs of d, and what was looked at."""
+    return (yield from _carry(method, out, *coded.result()))
+
+
+def settle(rank: Rank) -> None:
+    """Wait for what is on its way. Raises what its sending has raised, again each time."""
+    if rank.flight is not None and rank.flying is not None:
+        rank.flight.take_in(rank.flying)
+        rank.flight = None
 
 
 def land(
     method: Feedback,
     rank: Rank,
-    w: Float[Tensor, " d"],
+    key: Key,
     still: Sequence[tuple[int, int]],
     fragment: int,
     rates: Sequence[float],
 ) -> None:
-    """Apply what is on its way: x moves, and ``w`` becomes (1 - mix) (x - lam * e) + mix * w."""
-    _, where = rank.part(fragment)
+    """Apply the exchange of ``key``, which has arrived: x moves. It has nothing yet of what was sent since."""
+    layout, where = rank.part(fragment)
     assert rank.flying is not None
-    x, w, still = rank.x[where], w[where], _within(still, where)
+    x, still, d = rank.x[where], _within(still, where), rank.flying.d[where]
     kept = [x[a:b].clone() for a, b in still]
-    _step(method, rank, rank.flying[where], fragment, rates, still)
+    if method.plain:
+        for a, b in runs_of(method, layout, key):
+            x[a:b].sub_(d[a:b])
+    else:
+        _step(method, rank, d, fragment, rates, still)
     for (a, b), part in zip(still, kept, strict=True):
         x[a:b] = part
-    begin = torch.sub(x, rank.e[where], alpha=rank.lam)
-    w.mul_(method.mix).add_(begin, alpha=1 - method.mix)
-    rank.flying[where] = 0
+    for a, b in runs_of(method, layout, key):
+        d[a:b] = 0
+    _look(method, rank, rank.flying.looked, key.round)
+
+
+def begin(method: Feedback, rank: Rank, w: Float[Tensor, " d"], fragment: int) -> None:
+    """The next round of a delayed fragment: ``w`` becomes (1 - mix) (x - lam * e) + mix * w.
+
+    Where its message was sent just before, e is what was left of it, which is waited for.
+    """
+    where = rank.part(fragment)[1]
+    x, e, w = rank.x[where], rank.e[where], w[where]
+    if rank.flight is not None and rank.flight.out.where == where and (rank.lam or method.mix):
+        rank.flight.coded.result()
+    if method.mix:
+        w.mul_(method.mix).add_(torch.sub(x, e, alpha=rank.lam), alpha=1 - method.mix)
+    else:
+        w.copy_(x) if not rank.lam else torch.sub(x, e, alpha=rank.lam, out=w)
 
 
 def _step(
@@ -291,43 +348,19 @@ def _within(runs: Sequence[tuple[int, int]], where: slice) -> list[tuple[int, in
     return [(a - where.start, b - where.start) for a, b in runs if where.start <= a and b <= where.stop]
 
 
-def _sample(method: Feedback, e: Tensor, key: Key) -> Tensor:
-    """Numbers whose mean over ranks says how long the mean of e is: some of e, or between steps a sketch of all."""
-    if method.steps > 1:
-        return sketch(e, key.at("lambda"))
-    return e[key.number("lambda") % min(STRIDE, len(e)) :: STRIDE]
+def _looks(method: Feedback) -> int:
+    """Exchanges from one look to the next."""
+    return max(1, EVERY // method.steps)
 
 
-def _whole(arrived: Tensor, runs: list[tuple[int, int]], like: Tensor) -> Float[Tensor, " d"]:
-    """What arrived as a vector of all entries, with zeros where nothing was sent."""
-    d, at = torch.zeros_like(like), 0
-    for a, b in runs:
-        d[a:b] = arrived[at : at + b - a]
-        at += b - a
-    return d
-
-
-def _set_aside(x: Tensor, p: Tensor, total: Tensor | None, w: Tensor, a: int, b: int, faded: Tensor) -> list[Tensor]:
-    """What x, e and the mean estimate are to be on a run that is not sent; of p nothing is left there meanwhile."""
-    e = p[a:b] + faded
-    p[a:b] = 0
-    if total is None:
-        return [x[a:b].clone(), e]
-    return [x[a:b].clone(), e.sub_(w[a:b]), total[a:b].clone()]  # the estimate without the step
-
-
-def _with_square(parts: list[Tensor]) -> Float[Tensor, " n"]:
-    """The entries of all parts, and the sum of their squares."""
-    entries = torch.cat([*parts, parts[0].new_zeros(1)])
-    entries[-1] = torch.dot(entries[:-1], entries[:-1])
-    return entries
-
-
-def _look(rank: Rank, sums: Tensor, steps: int) -> None:
-    """Take in the mean over ranks of some entries and of the sum of their squares; the last look was ``steps`` ago."""
-    if rank.seen is not None:
-        common = torch.dot(sums[:-1], sums[:-1])
-        rank.seen.mul_(KEPT**steps).add_(torch.stack([common, sums[-1]]))
+def _look(method: Feedback, rank: Rank, looked: Float[Tensor, "2"] | None, number: int) -> None:
+    """Take in what was measured by the exchange of that number, and let lambda follow."""
+    asked = number % _looks(method) == 0
+    if rank.seen is not None and looked is not None and (asked or method.link is None):
+        since = method.steps * (1 if method.link is None else _looks(method))  # steps from the look before
+        rank.seen.mul_(KEPT**since).add_(looked)
+    if method.detach is None and asked:
+        rank.lam = rank.lam_rule or rank.lam
 
 
 def _pieces(*vectors: Float[Tensor, " d"]) -> Iterator[tuple[Tensor, ...]]:
@@ -350,37 +383,15 @@ def _apply(
             total[a:b].add_(part)
 
 
-def blocks(method: Feedback, layout: Layout, key: Key) -> Iterator[tuple[int, int]]:
-    """The runs of entries that are sent at a step: one, or two where a block goes on at the beginning."""
-    spans = [("", 0, layout.size)]
-    if method.by_tensor:
-        spans = [(name, first, size) for name, (first, size, _) in layout.spans.items() if size]
-    for name, first, size in spans:
-        begin, length = method.block.block(size, key.at(name) if name else key)
-        yield first + begin, first + min(begin + length, size)
-        if begin + length > size:
-            yield first, first + begin + length - size
-
-
-def agree(mine: list[Any]) -> Talk[None]:
-    """Raise on every rank unless all are at the same step and block with finite numbers."""
-    answers = yield Gather(dumps(mine))
-    everyone = [loads(data) for data in answers]
-    for number, (step, begin, finite) in enumerate(everyone):
-        if [step, begin] != everyone[0][:2]:
-            raise OutOfSync(
-                f"rank {number} is at step {step} and sends the block that starts at {begin}; "
-                f"rank 0 is at step {everyone[0][0]} with {everyone[0][1]}"
-            )
-        if not finite:
-            raise NonFinite(f"step {step}: rank {number} would send NaN or infinity; lower the learning rate or clip")
-
-
 def output(method: Feedback, rank: Rank) -> Talk[Float[Tensor, " d"]]:
-    """The model that is evaluated, x - at_output * mean e: one dense all-reduce, or none where that is x."""
+    """The model that is evaluated, x - at_output * mean e: one dense all-reduce, or none where that is x.
+
+    What is on its way is waited for, and is a part of it.
+    """
+    settle(rank)
     if not method.at_output:
         return rank.x
     mine = rank.e.clone()
     yield AllReduce(mine)
     y = torch.sub(rank.x, mine, alpha=method.at_output)
-    return y if rank.flying is None else y.sub_(rank.flying)
+    return y if rank.flying is None else y.sub_(rank.flying.d)

@@ -36,8 +36,10 @@ class Feedback(Method):
       which entries they have, such as ``TopK`` and ``ChunkTopK``. DEF is then judged by x.
     - ``fragments``: parts of the model, F, with a round of ``steps`` each and an exchange every ``steps`` / F steps.
       Layers are dealt in turn: fragment f has the layers f, f + F, ...
-    - ``delay``, ``mix``: what was sent after one step is applied ``delay`` steps later, and the rank's own model
-      becomes (1 - mix) * (x - lam * e) + mix * w, where w is what it is by then.
+    - ``delay``, ``mix``: what was sent after one step is applied ``delay`` steps later, at most ``steps`` / F, and the
+      rank's own model becomes (1 - mix) * (x - lam * e) + mix * w, where w is what it is by then. Processes train on
+      meanwhile. With ``delay`` = ``steps`` a message is sent first, and then the one before it is applied. So each
+      movement is in one message: applied, on its way and owed (without ``decay`` and ``mix``) are all that there were.
 
     Raises ``ValueError`` for a value out of its range, and ``CombinationError`` for switches that do not go together.
     """
@@ -93,9 +95,9 @@ class Feedback(Method):
             f"steps that are a multiple of them",
         )
         require(
-            not self.delay or self.delay < most,
+            self.delay <= most,
             f"{name}(delay={self.delay}): one fragment is on its way at a time, and one is sent every {most} step(s), "
-            f"steps / fragments: delay must be below that",
+            f"steps / fragments: delay must be at most that",
         )
         require(not self.mix or self.delay > 0, f"{name}(mix={self.mix}): nothing is mixed without a delay: give one")
         if self.fragments > 1 and self.detach is None:

@@ -38,10 +38,7 @@ NOT_ELASTIC = "{}() is for DEF and its kin, and for local steps: over a Hook com
 
 
 class Compressed(ABC):
-    """A model and its optimisers whose ranks send what a method sends.
-
-    ``ledger`` has the bytes that this rank gave to collectives.
-    """
+    """A model and its optimisers whose ranks send what a method sends."""
 
     local: bool  # whether each rank's optimiser has gradients, and so momentum, of its own
 
@@ -55,8 +52,7 @@ class Compressed(ABC):
         seed: int,
         debug: bool,
     ) -> None:
-        self.ledger = Traffic()
-        self.group = Group(group, self.ledger)
+        self.group = Group(group, Traffic())
         self.model, self.optimizers, self.seed, self.debug = model, tuple(optimizers), seed, debug
         self.name, self.complete = repr(method), complete(method)
         self.step = 0
@@ -72,6 +68,11 @@ class Compressed(ABC):
         self.outer: FrameType | None = None  # torch's call of that step
         self.deeper = 0  # calls of step() in it that have not ended
         self.others: WeakSet[Optimizer] = WeakSet()  # that make steps too, and not of what is trained here
+
+    @property
+    def ledger(self) -> Traffic:
+        """Bytes that this rank gave to collectives. With a delay they are waited for that are on their way."""
+        return self.group.counted()
 
     @property
     def lam(self) -> float | None:
@@ -339,7 +340,7 @@ class Compressed(ABC):
     def count(self) -> None:
         """A step was made."""
         self.step += 1
-        self.ledger.steps += 1
+        self.group.traffic.steps += 1
 
     def _same_everywhere(self, mine: list[Any]) -> None:
         """Raise on every rank unless all want the same."""

@@ -95,8 +95,7 @@ class StreamingDiLoCo(DiLoCo):
     communication", 2025, arXiv:2501.18512, Algorithm 2.
 
     Differences from the paper: its values are floats of 4 bits; here they are what ``link`` sends, with a residual. How
-    layers are dealt to fragments is said in :mod:`.rounds`. The exchange is not yet behind the training: ranks wait for
-    it where it is sent, and apply it ``delay`` steps later.
+    layers are dealt to fragments is said in :mod:`.rounds`.
     """
 
     paper = "Douillard et al., 2025, arXiv:2501.18512"
@@ -205,7 +204,7 @@ class DisTrO(DeMo):
 
     Differences from that code: all signs of a layer have one magnitude, the mean of the coefficients that are sent (4
     bytes), and that is subtracted from e; there a rank subtracts its own coefficients, and others see their signs. A
-    result is applied at once and not one step later, and gradients are taken at x.
+    result is applied at once, and one step later with ``delay=1``. Gradients are taken at x.
     """
 
     paper = "PsycheFoundation/psyche, 2026"

@@ -4,7 +4,8 @@ Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Mo
 1; Douillard et al., "Streaming DiLoCo with overlapping communication", 2025, arXiv:2501.18512, Algorithm 2.
 
 A round of a fragment is H optimiser steps and an exchange. Fragment f of F is sent after step n = f H / F modulo H, and
-applied ``delay`` steps after that. So one fragment at most is on its way.
+applied ``delay`` steps after that, at most H / F. So one fragment at most is on its way between two steps. Where one is
+sent and another applied after the same step, what is sent comes first.
 
 Differences from the papers: layers are dealt to fragments by their place in the model, one after another. A layer is a
 numbered block, or a module that has parameters of its own outside of these.
@@ -20,10 +21,11 @@ from ..errors import require
 
 
 class Due(NamedTuple):
-    """The fragments that are sent, and applied, after a step; None: nothing is."""
+    """The fragments that are sent, that are applied, and whose next round begins, after a step; None: nothing is."""
 
     send: int | None
     apply: int | None
+    begin: int | None
 
 
 class Rounds(NamedTuple):
@@ -35,7 +37,9 @@ class Rounds(NamedTuple):
 
     def due(self, step: int) -> Due:
         """What is due after a step. Steps are counted from 0."""
-        return Due(self._turn(step + 1), self._turn(step + 1 - self.delay))
+        send, apply = self._turn(step + 1), self._turn(step + 1 - self.delay)
+        # What is sent begins a round even where nothing was sent before, and is to be applied: after the first one.
+        return Due(send, apply, send if self.delay == self.steps else apply)
 
     def _turn(self, made: int) -> int | None:
         """The fragment that is sent when so many steps are made."""
@@ -45,6 +49,11 @@ class Rounds(NamedTuple):
     def number(self, step: int) -> int:
         """The number of the exchange after a step among those of its fragment, from 0."""
         return step // self.steps
+
+    @property
+    def single(self) -> bool:
+        """Whether each step is a round of its own, and applied at once."""
+        return self.steps == 1 and not self.delay
 
     def rest(self, made: int) -> bool:
         """Whether all ranks hold the same model when so many steps are made: a round has ended, and none begun."""

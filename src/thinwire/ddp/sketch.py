@@ -17,6 +17,7 @@ from torch import Tensor
 from ..key import Key
 
 BUCKETS, COLUMNS, ROWS = 64, 4096, 256
+STRIDE = 1024  # entries from one to the next of those that are looked at where a link sends at every step
 
 
 def sketch(x: Float[Tensor, " d"], key: Key) -> Float[Tensor, "64"]:
@@ -32,3 +33,22 @@ def sketch(x: Float[Tensor, " d"], key: Key) -> Float[Tensor, "64"]:
         if rest := len(piece) - whole.numel():
             total[:rest].add_(piece[-rest:] * down[first + len(whole)])
     return (total * across).view(-1, BUCKETS).sum(0)
+
+
+def sample(e: Float[Tensor, " n"], steps: int, key: Key) -> Float[Tensor, " m"]:
+    """Numbers whose mean over ranks says how long the mean of e is: some of e, or between ``steps`` a sketch of all."""
+    if steps > 1:
+        return sketch(e, key.at("lambda"))
+    return e[key.number("lambda") % min(STRIDE, len(e)) :: STRIDE]
+
+
+def with_square(parts: list[Tensor]) -> Float[Tensor, " n"]:
+    """The entries of all parts, and the sum of their squares."""
+    entries = torch.cat([*parts, parts[0].new_zeros(1)])
+    entries[-1] = torch.dot(entries[:-1], entries[:-1])
+    return entries
+
+
+def square_of_mean(sums: Tensor) -> Float[Tensor, "2"]:
+    """||mean||^2 of the entries of :func:`_with_square`, and the mean of their squares, from its mean over ranks."""
+    return torch.stack([torch.dot(sums[:-1], sums[:-1]), sums[-1]])

@@ -10,6 +10,15 @@ from torch import Tensor
 from .feedback import Feedback
 
 
+def set_aside(x: Tensor, p: Tensor, total: Tensor | None, w: Tensor, a: int, b: int, faded: Tensor) -> list[Tensor]:
+    """What x, e and the mean estimate are to be on a run that is not sent; of p nothing is left there meanwhile."""
+    e = p[a:b] + faded
+    p[a:b] = 0
+    if total is None:
+        return [x[a:b].clone(), e]
+    return [x[a:b].clone(), e.sub_(w[a:b]), total[a:b].clone()]  # the estimate without the step
+
+
 def owe(
     method: Feedback,
     lam: float,
@@ -18,16 +27,16 @@ def owe(
     p: Tensor,
     w: Tensor,
     runs: Sequence[tuple[int, int]],
-    sent: Tensor | None,
+    whole: Sequence[Tensor],
     frozen: Sequence[tuple[int, int, Tensor]],
 ) -> None:
     """An exchange came to no end: e is p, but of estimates what it was, and ``w`` as :func:`exchange` says.
 
-    ``sent`` is what was subtracted from p on its ``runs`` already, and ``frozen`` what is owed of frozen layers.
+    ``whole`` is p on its ``runs``, if C(p) was subtracted already. ``frozen`` is what is owed of frozen layers.
     """
-    if sent is not None:
-        for (a, b), part in zip(runs, torch.split(sent, [b - a for a, b in runs]), strict=True):
-            e[a:b].add_(part)
+    for before in whole:
+        for (a, b), part in zip(runs, torch.split(before, [b - a for a, b in runs]), strict=True):
+            e[a:b] = part
     if method.estimate:
         e.sub_(w)  # p = u + e, and w is u
     for a, b, part in frozen:

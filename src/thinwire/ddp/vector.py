@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -92,6 +93,22 @@ class Vector:
             torch._foreach_copy_(self.tensors(), self.views)
         else:
             torch.autograd.graph.increment_version(self.parameters)
+
+    def replace(self, state: dict[str, Any], flat: Float[Tensor, " d"]) -> None:
+        """In a module's state put ``flat`` in place of what parameters hold, but for parameters themselves."""
+        where = {mine.data_ptr(): part for mine, part in zip(self.tensors(), self.cut(flat), strict=True)}
+        for name, value in state.items():
+            if not isinstance(value, Tensor) or isinstance(value, nn.Parameter):
+                continue
+            mine = value.to_local() if isinstance(value, DTensor) else value
+            part = where.get(mine.data_ptr())
+            if part is None or part.shape != mine.shape:
+                continue
+            if isinstance(value, DTensor):
+                part = DTensor.from_local(
+                    part, value.device_mesh, value.placements, shape=value.shape, stride=value.stride()
+                )
+            state[name] = part
 
     def _bring_back(self, number: int, p: nn.Parameter) -> None:
         view, name = self.views[number], self.layout.names[number]

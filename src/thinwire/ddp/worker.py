@@ -23,7 +23,7 @@ from ..train.precision import without_cache
 from ..wire import Packet, State, restore
 from .average import LinkEnds, average, ends
 from .collectives import Talk
-from .exchange import advance, output, place, start
+from .exchange import advance, output, place, settle, start
 from .feedback import Feedback, Method
 from .methods import Hook
 from .vector import Vector
@@ -146,7 +146,8 @@ class Worker:
         known = {"layout", "ranks", "parts"}
         if not isinstance(self.method, Feedback):
             return {name: value for name, value in vars(self.ends).items() if name not in known}
-        known |= set() if self.method.owes else {"e"}
+        settle(self.rank)
+        known |= {"flight"} if self.method.owes else {"flight", "e"}
         return {name: value for name, value in vars(self.rank).items() if name not in known}
 
     @memory.setter

@@ -61,9 +61,10 @@ def settle(settings: Settings) -> Settings:
     require(type(replicas) is int and replicas >= 1, f"replicas={replicas!r}: a whole number of pipelines, at least 1")
     fits = isinstance(average, Feedback | Hook)
     require(fits, f"average={average!r}: what replicas send, a method such as DEF(ratio=64) or Hook(TopK(0.01))")
-    if isinstance(average, Feedback) and average.steps > 1:
+    if isinstance(average, Feedback) and not average.rounds.single:
+        way = "steps=1" if average.steps > 1 else "delay=0"
         raise CombinationError(
-            f"average={average!r}: replicas of a pipeline exchange after every step: take steps=1, or compress() a "
+            f"average={average!r}: replicas of a pipeline exchange after every step: take {way}, or compress() a "
             f"whole model"
         )
     return settings

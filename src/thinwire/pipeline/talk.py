@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from ..ddp.collectives import AllReduce, Gather
+from ..ddp.collectives import Request
 from ..wire import Packet
 
 T = TypeVar("T")
@@ -36,4 +36,4 @@ class Give(NamedTuple):
     usual: int | None = None
 
 
-Talk = Generator[Take | Give | AllReduce | Gather, Any, T]
+Talk = Generator[Take | Give | Request, Any, T]  # replicas have no delay, and ask for nothing later
