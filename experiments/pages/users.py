@@ -177,6 +177,22 @@ def ddp() -> list[str]:
 
 
 @table
+def ddp_behind() -> list[str]:
+    results = read(
+        "benchmarks/results/ddp.jsonl",
+        "python benchmarks/ddp.py --only behind --slowlink PROGRAM --into benchmarks/results/ddp.jsonl",
+    )
+    line = results.of(part="behind")
+    names = {"alone": "nothing is sent", "def64": "`DEF(64)`", "def64_delay1": "`DEF(64, delay=1)`"}
+    rows = []
+    for arm, name in names.items():
+        cells = [[line[f"ms{of}"][arm], line[f"over_alone{of}"][arm]] for of in ("", "_example")]
+        rows.append([name, *(figure for ms, ratio in cells for figure in (f"{ms:.1f}", f"{ratio:.2f}"))])
+    networks = ("little to compute", "examples/ddp")
+    return markdown(["", *(f"{of}: {what}" for of in networks for what in ("ms a step", "of that alone"))], rows)
+
+
+@table
 def clip() -> list[str]:
     results = read("experiments/clip/results/attack.jsonl", "python experiments/clip/attack.py")
     rows = []

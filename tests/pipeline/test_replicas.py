@@ -136,6 +136,14 @@ def test_replicas_draw_masks_of_their_own():
             lambda: Simulation(cut(net(), 2), sgd, BPK(), replicas=2, average=Method()),
             "average=Method..: what rep",
         ),
+        (
+            lambda: Simulation(cut(net(), 2), sgd, BPK(), replicas=2, average=DEF(4, steps=2)),
+            "exchange after every step: take steps=1, or",
+        ),
+        (
+            lambda: Simulation(cut(net(), 2), sgd, BPK(), replicas=2, average=DEF(4, delay=1)),
+            "exchange after every step: take delay=0, or",
+        ),
         (lambda: Simulation(cut(net(), 2), sgd, BPK(), replicas=3).step(*data()[0]), "batch 0 has 8 examples for 3"),
         (lambda: pipeline(cut(net(), 2), sgd, BPK(), replicas=2), "2 parts in 2 replicas are 4 processes"),
         (lambda: pipeline(cut(net(), 1), sgd, BPK(), replicas=2), "1 parts in 2 replicas are 2 processes"),
