@@ -31,8 +31,8 @@ FLAGS = "linear contraction memory absolute sparse feedback"
 WRITTEN = {
     "Averaged": "bypass init_with served server",
     "Detached": "depart init_with",
-    "FLSS": "admit afresh broadcast chained client depart down init_with late outlines see sent server supersedes take up "
-    "warm_up",
+    "FLSS": "admit afresh broadcast chained client depart down init_with late outlines see sent server supersedes take "
+    "up warm_up",
     "FT": "adapt personal_models",
     "FedPara": "assemble finish prepare",
     "LUAR": "afresh broadcast chained client depart init_with late outlines see server supersedes take whole",

@@ -1,9 +1,10 @@
 """A start that is ahead: clients begin where a part of what their uplink still owes is done already.
 
-A. Xu, PhD thesis, University of Pittsburgh, 2023, chapter 2: detached error feedback. There gradients of data-parallel
-workers are taken at x - lam e, between the model that all share and the worker's own.
+An Xu, Heng Huang, "Detached Error Feedback for Distributed SGD with Random Sparsification", ICML 2022, and A. Xu, PhD
+thesis, University of Pittsburgh, 2023, chapter 2. There gradients of data-parallel workers are taken at x - lam e,
+between the model that all share and the worker's own.
 
-Differences from the thesis: a client trains for a whole round from there, with any trainer. e belongs to a client that
+Differences from the papers: a client trains for a whole round from there, with any trainer. e belongs to a client that
 is sampled now and then: it is as old as the client's last reply. It points in the direction of updates here, so its
 sign is the other one. lam is one number, where data-parallel training may measure it
 (:class:`thinwire.ddp.DEF`). The server's model is evaluated, as of DEFA, and no y.
@@ -37,7 +38,7 @@ class Detached(Around):
     (FetchSGD, Intrinsic, FedPM, DeComFL, ClusteredLBGM, FedSM), and around another ``Detached``.
     """
 
-    paper = "A. Xu, PhD thesis, University of Pittsburgh, 2023, chapter 2"
+    paper = "Xu, Huang, ICML 2022"
     example = "Detached(FedAvg(up=ErrorFeedback(TopK(0.01))))"
 
     lam: Fraction = 0.5
