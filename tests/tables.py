@@ -827,6 +827,7 @@ LINKS = [
 PLAIN = "LocalSGD(0.1, batch=16)"
 HEAVY = "LocalSGD(0.1, batch=16, momentum=0.6)"
 GOLD = "LocalSGD(lr=0.2, batch=16)"
+ONCE = "LocalSGD(0.1, batch=None, steps=1)"
 TWICE = "LocalSGD(0.1, batch=None, steps=2)"
 TWICE_HEAVY = "LocalSGD(0.1, batch=None, steps=2, momentum=0.6)"
 LOSSY = "ErrorFeedback(TopK(0.1))"
@@ -1421,6 +1422,63 @@ METHODS = [
         "Averaged",
         trained=("Averaged(SCAFFOLD(), decay=0.5)",),
         refused={"Averaged(FedAvg(), decay=1.0)": "Averaged(decay=1.0): decay must be at least 0 and below 1"},
+    ),
+    Method(  # w0 = x + lam * e[i]; p = local(w0, i) - w0 + e[i]; s = where(|p| == max |p|, p, 0); e[i] = p - s
+        "Detached",
+        trained=(
+            "Detached(FedAvg(up=ErrorFeedback(TopK(0.2))))",
+            "Detached(LUAR(SCAFFOLD(up=Layerwise(ErrorFeedback(TopK(0.2)))), recycle=1), lam=1.0)",
+            "Averaged(Detached(FedProx(opt=SGD(0.9), up=PowerSGD(2), mu=0.1), lam=0.3), decay=0.5)",
+            "Detached(SoftPull(FedAvg(up=Entropy(ErrorFeedback(TopK(0.3)))), lam=0.6))",
+        ),
+        same={
+            f"Detached by nothing is {inner}": (f"Detached({inner}, lam=0.0)", inner)
+            for inner in (
+                f"FedAvg(up={LOSSY})",
+                f"FedAvg(LocalAdamW(0.01, keep=True), opt=Nesterov(), weights='uniform', up={LOSSY})",
+                f"FedAvgLM({HEAVY}, up={LOSSY})",
+                f"FLSS(FedAvg(up={LOSSY}), rank=2, start=2, every=2)",
+                f"PruneFL(FedAvg(up={LOSSY}), every=2)",
+            )
+        },
+        by_hand={
+            f"Detached(FedAvg({ONCE}, up=ErrorFeedback(TopK(0.5))))": [
+                [0.5, -0.65],
+                [0.5, -0.37],
+                [0.53565625, -0.1645],
+                [0.53565625, 0.03505],
+            ],
+            f"Detached(FedAvg({TWICE}, up=ErrorFeedback(TopK(0.5))), lam=1.0)": [
+                [0.5, -0.37],
+                [0.5429875, -0.0001],
+                [0.56469559, 0.269927],
+                [0.78476639, 0.269927],
+            ],
+        },
+        refused={
+            "Detached(FedAvg())": "Detached(FedAvg(...), lam=0.5): up=Dense() keeps no residual that others "
+            "may read, so there is nothing to begin ahead by: give the method error feedback, such as "
+            "up=ErrorFeedback(TopK(0.01)), or leave Detached away",
+            "Detached(SCAFFOLD(up=QSGD(16)))": "...up=QSGD(16) keeps no residual...",
+            "Detached(FedAvg(up=EF21(TopK(0.1))))": "...up=EF21(...) keeps no residual...",
+            f"Detached(FedAvg(up={LOSSY}), lam=1.5)": "Detached(lam=1.5): lam must be in [0, 1]",
+            f"Detached(LUAR(Detached(FedAvg(up={LOSSY})), recycle=1))": "Detached around ...: there is one lam; leave "
+            "one of the two away",
+            f"FedSM(up={LOSSY}, personal=Detached(Ditto(up={LOSSY})))": "...: messages are FedSM's, and so is what its "
+            "clients owe; leave Detached away",
+            **{
+                f"Detached({inner}up={LOSSY}))": "...its clients do not send an update of a model x that their "
+                "view has, so they cannot begin ahead of it: leave Detached away"
+                for inner in (
+                    "FetchSGD(30, 5, ",
+                    "Intrinsic(8, ",
+                    "FedPM(",
+                    "DeComFL(2, ",
+                    "ClusteredLBGM(2, ",
+                    "FedSM(",
+                )
+            },
+        },
     ),
     Method(
         "LUAR",

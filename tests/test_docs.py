@@ -185,7 +185,7 @@ def test_every_field_of_a_request_and_every_flag_of_a_link_is_in_the_reference()
     said = set(re.findall(r"^\| `(\w+)`", page, re.M))
     assert set(tw.Local._fields) <= said
     flags = {name for cls in (tw.Link, tw.Codec) for name, value in vars(cls).items() if type(value) is bool}
-    assert flags == {"linear", "contraction", "memory", "absolute", "sparse", "grows", "packed"}
+    assert flags == {"linear", "contraction", "memory", "absolute", "sparse", "feedback", "grows", "packed"}
     assert flags <= said
     assert set(re.findall(r"`(\w+)`, ", page)) >= {"x", "steps", "loss", "rates"}
     assert all(f"`{name}`" in page for name in tw.Trained._fields)

@@ -27,26 +27,27 @@ from thinwire.studies.matrix import _example
 
 # -- what each wrapper writes itself; all else has to be asked of what it goes around ---------------------------------
 
-FLAGS = "linear contraction memory absolute sparse"
+FLAGS = "linear contraction memory absolute sparse feedback"
 WRITTEN = {
     "Averaged": "bypass init_with served server",
-    "FLSS": "admit afresh broadcast chained client down init_with late outlines see sent server supersedes take up "
-    "warm_up",
+    "Detached": "depart init_with",
+    "FLSS": "admit afresh broadcast chained client depart down init_with late outlines see sent server supersedes take "
+    "up warm_up",
     "FT": "adapt personal_models",
     "FedPara": "assemble finish prepare",
-    "LUAR": "afresh broadcast chained client init_with late outlines see server supersedes take whole",
-    "PruneFL": "client down init_with late outlines server up",
-    "SoftPull": "admit afresh alone at_client at_server broadcast buffers client init_with model outlines "
+    "LUAR": "afresh broadcast chained client depart init_with late outlines see server supersedes take whole",
+    "PruneFL": "client depart down init_with late outlines server up",
+    "SoftPull": "admit afresh alone at_client at_server broadcast buffers client depart init_with model outlines "
     "personal personal_models remembers see sent served server statistics statistics_at_client supersedes take",
     "ByBandwidth": "by_layer floats linear look open recv send",
     "EF21": "absolute by_layer contraction linear memory open recv send",
     "Entropy": "floats linear recv send",
-    "ErrorFeedback": "absolute contraction look open send",
-    "DCT": "mean_of_senders open recv send sparse",
+    "ErrorFeedback": "absolute contraction feedback look open owed send",
+    "DCT": "mean_of_senders open owed recv send sparse",
     "Flat": "floats fold recv scale send sparse",
-    "LBGM": "absolute by_layer contraction floats linear look memory open recv send",
-    "Layerwise": "by_layer floats fold look open recv scale send sparse",
-    "Partition": "by_layer floats fold look open recv scale send sparse",
+    "LBGM": "absolute by_layer contraction floats linear look memory open owed recv send",
+    "Layerwise": "by_layer floats fold look open owed recv scale send sparse",
+    "Partition": "by_layer floats fold look open owed recv scale send sparse",
     "PerClient": "absolute by_layer contraction floats linear memory open recv send",
     "Switch": "by_layer check floats linear look open recv send",
 }
@@ -65,6 +66,8 @@ MADE = {  # of others that a wrapper writes, as the base class makes them
     "shape": {"open", "send"},
     "mean": {"fold", "scale"},
     "look": {"open"},
+    "owed": {"open"},
+    "feedback": {"open"},  # states of a wrapper's own hide what the inner link's say
 }
 
 
@@ -216,7 +219,7 @@ def test_a_hook_of_a_method_costs_one_edit(kind: type, monkeypatch: pytest.Monke
 
 # -- one that has states of its own says where the inner one's is, or writes all that is given them ------------------
 
-MAKES = {"server": {"server"}, "view": {"see", "take"}}  # hooks that return a state
+MAKES = {"server": {"server"}, "view": {"see", "take", "depart"}}  # hooks that return a state
 
 
 @pytest.mark.parametrize("cls", [cls for cls, kind in WRAPPERS if kind is Algorithm], ids=lambda cls: cls.__name__)

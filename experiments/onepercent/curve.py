@@ -30,6 +30,8 @@ rounds, is trained in whole, and its served average is what stands beside Auto's
   upwards alone by recycling.
 
 They and others whose broadcasts are dense are trained at their own bytes, on Fashion-MNIST alone, for the picture.
+``Auto, detached`` is Auto at its two least budgets with clients that begin ahead by a half of what they owe
+(``Detached``), on that set too.
 
 What says most comes first: FedAvg and ``Auto(0.01)`` on all sets, ``Auto(0.002)`` for twice the rounds and the other
 budgets, the rivals on all sets with seed 0, and the best of them with two seeds more. Minutes are those of one idle
@@ -156,6 +158,11 @@ def half(group: Group, local: tw.LocalSGD) -> tw.Algorithm:
 
 def auto(group: Group, local: tw.LocalSGD, share: float) -> tw.Auto:
     return tw.Auto(share, local)
+
+
+def detached(group: Group, local: tw.LocalSGD, share: float) -> tw.Auto:
+    """Clients begin where a half of what they still owe is done already."""
+    return tw.Auto(share, local, detach=0.5)
 
 
 def stream(group: Group, local: tw.LocalSGD, share: float) -> tw.Algorithm:
@@ -318,6 +325,7 @@ METHODS: dict[str, Way] = {  # beside settings of rivals: percent of FedAvg's by
     "FLSS": Way(each(flss, 8), 1.1),
     "FedPM": Way(each(fedpm, 1), 2.0, rates=(0.03, 0.1, 0.3)),
     "DeComFL": Way(each(decomfl, 100), 2.5, rates=(0.0003, 0.001, 0.003)),
+    "Auto, detached": Way(each(detached, 0.001, 0.002), 1.4),
 }
 RIVALS = [row for row, way in METHODS.items() if way.rival]
 
@@ -362,7 +370,7 @@ def arms() -> list[Arm]:
     main = [(group, *each) for group in GROUPS for each in (("FedAvg", ""), ("Auto", "0.01"))]
     budgets = [name for name in METHODS["Auto"].settings if name != "0.01"]
     rivals = {group: [best(group, row, (0,)) for row in RIVALS] for group in GROUPS}
-    others = [(row, way) for row, way in METHODS.items() if row not in ("FedAvg", "Auto") and not way.rival]
+    others = [(row, way) for row, way in METHODS.items() if row != "FedAvg" and "Auto" not in row and not way.rival]
 
     found = [arm(*each, seeds=(0,)) for each in main]
     found += [arm(*each, seeds=more) for each in main]
@@ -373,13 +381,14 @@ def arms() -> list[Arm]:
         found.append(replace(some[0], row="the best of the rivals", best_of=some, by=0, seeds=more))
     found += [arm(fashion, row, name, (0,)) for row, way in others for name in way.settings]
     found += [arm(fashion, "Auto", name, more) for name in budgets]
+    found += [arm(fashion, "Auto, detached", name, (0, 1)) for name in METHODS["Auto, detached"].settings]
     return list(found)
 
 
 # -- the picture -----------------------------------------------------------------
 
 PALETTE = "0.1", "0.55", "C3", "C1", "C4", "C0", "navy", "C2", "C5", "purple", "brown", "C6", "pink", "C8", "C9"
-COLOURS = dict(zip(METHODS, (*PALETTE, "gold", "teal"), strict=True))
+COLOURS = dict(zip(METHODS, (*PALETTE, "gold", "teal", "black"), strict=True))
 
 
 Points = dict[str, list[tuple[float, list[float], list[float]]]]

@@ -47,6 +47,7 @@ METHODS = [
     "FedAvg(LocalAdamW(0.02, clip=1.0, warmup=9, keep=True))",
     "SoftPull(FedAvg(up=LBGM(ErrorFeedback(TopK(0.2)), threshold=0.6)), lam=0.6, personal=EF21(TopK(0.3)))",
     "FedAvg(up=ErrorFeedback(TopK(0.2)), down=PerClient(TopK(0.3)))",
+    "Detached(FedAvg(up=ErrorFeedback(TopK(0.2)), down=PerClient(TopK(0.3))), lam=0.7)",
 ]
 
 

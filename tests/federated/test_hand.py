@@ -39,6 +39,7 @@ METHODS = [
     ("FedPara(FedAvg(), rank=2)", mlp),
     ("SoftPull(FedAvg(), lam=0.6, personal=EF21(TopK(0.3)))", normed),
     ("FedSM(form='epoch')", normed),
+    ("Detached(LUAR(FedAvg(up=ErrorFeedback(TopK(0.3))), recycle=1))", mlp),
 ]
 
 

@@ -28,6 +28,11 @@ def test_the_matrix_says_what_the_code_says_and_why(capsys: pytest.CaptureFixtur
     }
     assert cells["LUAR", "LUAR", "algorithm"].startswith("LUAR over LUAR: the outer one would recycle")
     assert "has none" in cells["LUAR", "FLSS", "algorithm"]
+    assert [cells["Detached", name, "algorithm"] for name in (*together, "LUAR", "FLSS", "PruneFL", "Ditto")] == [
+        ""
+    ] * 13
+    assert "so they cannot begin ahead" in cells["Detached", "FetchSGD", "algorithm"]
+    assert "there is one lam" in cells["Detached", "Detached", "algorithm"]
     assert "h, the mean of the gradients" in cells["LUAR", "FedDyn", "algorithm"]
     assert cells["", "TopK", "up"] == cells["ErrorFeedback", "TopK", "up"] == cells["EF21", "TopK", "down"] == ""
     assert cells["", "TopK", "down"].startswith("down=TopK(0.01) cannot carry a broadcast")
@@ -49,6 +54,7 @@ def test_the_matrix_says_what_the_code_says_and_why(capsys: pytest.CaptureFixtur
         "memory itself",
         "models of their own",
     )
+    known = (*known, "cannot begin ahead", "there is one lam")
     known = (*known, "Codec such as Half() is expected", "has none", "PerClient is for broadcasts")
     unknown = [
         r

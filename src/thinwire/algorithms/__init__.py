@@ -6,6 +6,7 @@ from .averaged import Averaged
 from .base import Algorithm, Each, Start, Sum
 from .clustered_lbgm import ClusteredLBGM
 from .decomfl import DeComFL
+from .detached import Detached
 from .ditto import Ditto
 from .domo import DOMO
 from .fedacg import FedACG
@@ -47,6 +48,7 @@ __all__ = [
     "Averaged",
     "ClusteredLBGM",
     "DeComFL",
+    "Detached",
     "Ditto",
     "Each",
     "Ensemble",

@@ -25,16 +25,18 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from ..config import Config
+from ..config import LATER, Config
 from ..errors import require
 from ..key import Key
 from ..links import EF21, Budget, Dense, ErrorFeedback, Half, Link, PerClient, Switch, TransformCoding
 from ..links.allocation import least as single_entry
 from ..local import LocalSGD, Trainer
 from ..params import Params
+from ..ranges import Fraction
 from ..wire import length
 from .averaged import Averaged
 from .base import Algorithm
+from .detached import Detached
 from .fedavg import FedAvg
 
 DEFAULT = 0.01  # of FedAvg's bytes
@@ -125,6 +127,9 @@ class Auto(Config):
     A round's record says in ``chosen`` what was chosen, as an expression that can be typed, and why. That of the second
     choice is the whole run's: with ``start="known"`` it trains the same bits, as ``Switch`` changes its links.
 
+    With ``detach``, where there is error feedback, clients begin ahead by this share of what they owe:
+    :class:`Detached`.
+
     Raises ``ValueError`` where more than one of the three is given, one is not positive, or ``budget`` is above 1.
     """
 
@@ -138,6 +143,7 @@ class Auto(Config):
     local: Trainer = LocalSGD()
     bytes: int | None = field(default=None, kw_only=True)
     seconds: float | None = field(default=None, kw_only=True)
+    detach: Fraction = field(default=0.0, kw_only=True, metadata=LATER)
 
     def __post_init__(self) -> None:
         given = [value for value in (self.budget, self.bytes, self.seconds) if value is not None]
@@ -158,7 +164,10 @@ class Auto(Config):
             up, down = (a if a == b else Switch(a, b, rounds) for a, b in zip((up, down), _links(other), strict=True))
         if not down.absolute:
             down = EF21(down) if choice.stream else PerClient(down)
-        return Averaged(FedAvg(self.local, up=ErrorFeedback(up) if choice.feedback else up, down=down), DECAY)
+        method: Algorithm = FedAvg(self.local, up=ErrorFeedback(up) if choice.feedback else up, down=down)
+        if choice.feedback and self.detach:
+            method = Detached(method, self.detach)
+        return Averaged(method, DECAY)
 
     def choose(self, measured: Measured, key: Key, before: Choice | None = None) -> Verdict:
         """What suits a run that was measured. With ``before`` all but the split stays.

@@ -16,6 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, cast,
 from torch import nn
 
 from ..config import Config
+from ..errors import CombinationError
 from ..key import Key
 from ..links import Dense, Link
 from ..local import Local, LocalSGD, Trained, Trainer
@@ -168,6 +169,24 @@ class Algorithm(Own, Config, ABC):
     def see(self, view: State, msg: Message, key: Key) -> State:
         """What a client makes of a broadcast. By default the message is the view."""
         return msg
+
+    def depart(self, view: State, owed: Message, lam: float = 0.0) -> State:
+        """What :meth:`client` is given as its view: with ``lam`` a client begins ahead of the model it was sent.
+
+        ``owed`` is a blank reply whose Params fields have what the client's links add to its next message: layers in
+        any order, and none where a link owes nothing. The model ``x`` of the view moves by ``lam`` times what is owed
+        of ``update``. :class:`Detached` gives ``lam``. A method whose view has its model elsewhere writes this. Raises
+        :class:`~thinwire.errors.CombinationError` where there is no such ``x`` or no such ``update``.
+        """
+        if not lam:
+            return view
+        x, update = getattr(view, "x", None), getattr(owed, "update", None)
+        if not isinstance(x, Params) or not isinstance(update, Params) or not set(update.names) <= set(x.names):
+            raise CombinationError(
+                f"{self!r}: its clients do not send an update of a model x that their view has, so they cannot begin "
+                f"ahead of it: leave Detached away"
+            )
+        return view._replace(x=x + x.zeros().replace(update) * lam)
 
     @abstractmethod
     def client(self, view: State, state: State, task: Task, key: Key) -> Client:

@@ -12,6 +12,7 @@ compressed uplink    ``FedAvg(up=ErrorFeedback(TopK(0.01)))``
 FedPAQ               ``FedAvg(up=QSGD(16))``
 STC                  ``FedAvg(up=ErrorFeedback(STC(0.01)), down=EF21(STC(0.01)))``
 FedDropoutAvg        ``FedAvg(up=DropoutAvg(0.5))`` and the runner's ``dropout``
+DiLoCo               ``FedAvg(LocalAdamW(steps=500, keep=True), opt=Nesterov(0.7), weights="uniform")``
 majority vote        ``FedAvg(up=SignSGD(), opt=MajorityVote(0.001), weights="uniform")``
 ===================  ================================================================================
 

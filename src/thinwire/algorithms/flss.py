@@ -222,6 +222,9 @@ class FLSS(Around):
     def take(self, view: State, msg: Message) -> State:
         return view._replace(inner=self.inner.take(view.inner, msg))
 
+    def depart(self, view: State, owed: Message, lam: float = 0.0) -> State:
+        return view._replace(inner=self.inner.depart(view.inner, owed.inner, lam))
+
     def sent(self, state: State, seen: Message) -> State:
         return self.inner.sent(state, seen.inner)
 

@@ -25,6 +25,7 @@ from ..wire import Several, State
 from . import fedavg
 from .around import Around, adapts
 from .base import SHARED, Algorithm, Client, Each, Exact, Message, Start
+from .detached import Detached
 from .own import Adapting
 from .selector import MODEL, Labelled, part
 from .softpull import Nothing, of, of_client
@@ -126,6 +127,13 @@ class InPlace:
                 f"{said}: {type(method).__name__} leaves no model with its clients; take FT(FedAvg()), APFL(), "
                 f"Ditto(), PerFedAvg() or pFedMe(), or for SoftPull a link such as personal=Dense()"
             )
+        inner = method
+        while isinstance(inner, Around):
+            if isinstance(inner, Detached):
+                raise CombinationError(
+                    f"{said}: messages are {name}'s, and so is what its clients owe; leave Detached away"
+                )
+            inner = inner.inner
         if outer.lam != type(outer).lam:
             raise CombinationError(
                 f"{said}: lam={outer.lam} is SoftPull's, in whose place the method is; leave lam out"

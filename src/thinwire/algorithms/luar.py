@@ -209,6 +209,9 @@ class LUAR(Around):
     def take(self, view: State, msg: Message) -> State:
         return view._replace(inner=self.inner.take(view.inner, msg))
 
+    def depart(self, view: State, owed: Message, lam: float = 0.0) -> State:
+        return view._replace(inner=self.inner.depart(view.inner, owed, lam))
+
     def client(self, view: State, state: State, task: Task, key: Key) -> Client:
         reply, state = yield from self.inner.client(view.inner, state, task, key)
         return reply._replace(update=reply.update.drop(reply.update.layout.named(view.recycled))), state

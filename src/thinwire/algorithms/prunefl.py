@@ -119,6 +119,10 @@ class PruneFL(Around):
         start = self.inner.init_with(prune(x, everything), buffers, num_clients, key)
         return start._replace(reply=Reply(x.zeros(), x.zeros()))
 
+    def depart(self, view: State, owed: Message, lam: float = 0.0) -> State:
+        after = self.inner.depart(view, owed, lam)
+        return after._replace(x=prune(after.x, entries_in(view.x)))  # what is out stays out
+
     def client(self, view: State, state: State, task: Task, key: Key) -> Client:
         mask = Params(view.x.layout, entries_in(view.x).to(view.x.layout.dtype))
         work = self.inner.client(view, state, task, key)

@@ -208,6 +208,9 @@ class SoftPull(Around):
     def take(self, view: State, msg: Message) -> State:
         return msg
 
+    def depart(self, view: State, owed: Message, lam: float = 0.0) -> State:
+        return view._replace(inner=self.inner.depart(view.inner, owed.inner, lam))
+
     def client(self, view: State, state: State, task: Task, key: Key) -> Client:
         work, buffers = self.inner.client(view.inner, state, task, key), view.buffers
         try:

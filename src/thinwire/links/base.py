@@ -60,6 +60,8 @@ class Link(Config, ABC):
     """The receiver sees values near ``x`` itself, whatever x is. Broadcasts need that: they are absolute values."""
     sparse: bool = False
     """A message has some entries, and the receiver sees zeros elsewhere: it is known of each entry who sent it."""
+    feedback: bool = False
+    """The sender keeps what a message left out, :meth:`owed`, and adds it to the next one."""
 
     def open(self, like: Params) -> tuple[State, State]:
         """The sender's and the receiver's state before the first message.
@@ -81,6 +83,13 @@ class Link(Config, ABC):
 
         Raises ``WireError`` for a packet that is no packet of this link.
         """
+
+    def owed(self, tx: State) -> Params | None:
+        """What the sender adds to the next message: all that earlier ones left out. None unless ``feedback``.
+
+        It is read, never written to: it may be a part of the state.
+        """
+        return None
 
     def look(self, x: Params, tx: State, key: Key) -> dict[str, LBGMTest]:
         """The tests that :meth:`send` would decide by, given the same: by layer, or ``*`` for all layers as one vector.
@@ -232,14 +241,15 @@ class Drawn(Codec):
     shape=("open", "send"),
     mean=("fold", "scale"),
     look=("open",),
+    owed=("open",),
 )
 class Wrapper(Link):
     """A link around another one, ``inner``: what it does not write, flags and methods, is the inner link's.
 
     Where it writes ``recv``, packets may have a form of its own: ``check`` asks ``recv`` then, and ``by_layer`` takes a
     packet for that of several layers. Where it writes ``open``, states may be of its own: ``look`` then says that
-    nothing is tested. ``shape`` and ``mean`` are made of ``open``, ``send``, ``fold`` and ``scale`` where it writes one
-    of these. What is right beyond that it writes itself.
+    nothing is tested, and ``owed`` that nothing is owed. ``shape`` and ``mean`` are made of ``open``, ``send``,
+    ``fold`` and ``scale`` where it writes one of these. What is right beyond that it writes itself.
 
     One that holds several links names them in ``held`` and writes the methods itself. It is linear, a contraction or
     absolute if all of them are, and it has a memory if one of them has. Raises ``TypeError`` when such a class is made
@@ -284,6 +294,12 @@ class Wrapper(Link):
     def sparse(self) -> bool:  # type: ignore[override]
         """As the flags above. A class that writes ``recv`` may move entries: one that does not says ``in_place``."""
         return type(self).recv is Wrapper.recv and all(link.sparse for link in self.held)
+
+    @property
+    def feedback(self) -> bool:  # type: ignore[override]
+        """Whether one of the links has it, and this one does not hide that from others in states of its own."""
+        hides = type(self).open is not Wrapper.open and type(self).owed is Wrapper.owed
+        return not hides and any(link.feedback for link in self.held)
 
     def open(self, like: Params) -> tuple[State, State]:
         return self.inner.open(like)

@@ -54,6 +54,10 @@ class DCT(Wrapper):
         seen, rx = self.inner.recv(packet, _single(layout), rx, key)
         return self._back(seen, layout), rx
 
+    def owed(self, tx: State) -> Params | None:
+        owed = self.inner.owed(tx)
+        return None if owed is None else self._back(owed, owed.layout)
+
     def mean_of_senders(self, packets: Sequence[Packet], layout: Layout, key: Key) -> Params:
         """As of the inner link: of each coefficient the mean over those who sent it."""
         return self._back(self.inner.mean_of_senders(packets, _single(layout), key), layout)

@@ -38,6 +38,7 @@ class ErrorFeedback(Wrapper):
 
     contraction = False
     absolute = False
+    feedback = True
 
     def __post_init__(self) -> None:
         check_compressor(self, self.inner)
@@ -52,6 +53,10 @@ class ErrorFeedback(Wrapper):
         left = p - seen
         finite(self, left.flat)
         return packet, seen, Residual(tx.residual.replace(left, copy=False), inner)
+
+    def owed(self, tx: State) -> Params | None:
+        residual: Params = tx.residual
+        return residual
 
     def look(self, x: Params, tx: State, key: Key) -> dict[str, LBGMTest]:
         return self.inner.look(x + tx.residual.only(x.names), tx.inner, key)

@@ -118,6 +118,9 @@ class LBGM(Wrapper):
         g, _ = self.inner.recv(packet[0], layout, None, key)
         return g, self._keep(rx, packet[0], g, key)
 
+    def owed(self, tx: State) -> Params | None:
+        return self.inner.owed(tx.inner)
+
     def by_layer(self, packet: Packet, layout: Layout) -> dict[str, Packet]:
         if isinstance(packet, list):
             return self.inner.by_layer(packet[0], layout)

@@ -52,6 +52,8 @@ class PowerSGD(Link):
     rank: Count = 2
     warm: bool = True
 
+    feedback = True
+
     def open(self, like: Params) -> tuple[State, State]:
         shapes = zip(like.layout.names, like.layout.shapes, strict=True)
         start = {
@@ -78,6 +80,10 @@ class PowerSGD(Link):
 
     def recv(self, packet: Packet, layout: Layout, rx: State, key: Key) -> tuple[Params, State]:
         return LowRank(self.rank).recv(packet, layout, rx, key)
+
+    def owed(self, tx: State) -> Params | None:
+        residual: Params = tx.residual
+        return residual
 
     def by_layer(self, packet: Packet, layout: Layout) -> dict[str, Packet]:
         return dict(zip(layout.names, packet, strict=True))

@@ -73,6 +73,9 @@ class Layerwise(Wrapper):
             seen.append(part.flat)
         return packets, join(x.layout, seen), tx
 
+    def owed(self, tx: State) -> Params | None:
+        return _beside(self.inner.owed(end) for end in tx.values())
+
     def look(self, x: Params, tx: State, key: Key) -> dict[str, LBGMTest]:
         looks: dict[str, LBGMTest] = {}
         for name in x.names:
@@ -151,6 +154,9 @@ class Partition(Wrapper):
             packets.append(packet)
         return packets, seen, tx
 
+    def owed(self, tx: State) -> Params | None:
+        return _beside(link.owed(tx[rule]) for rule, link in self.links.items())
+
     def look(self, x: Params, tx: State, key: Key) -> dict[str, LBGMTest]:
         looks: dict[str, LBGMTest] = {}
         for rule, names in self.names(x.layout).items():
@@ -194,6 +200,12 @@ class Partition(Wrapper):
 
 SIZE = re.compile("(<=?|>=?) ?([0-9]+)")
 COMPARE = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
+
+
+def _beside(parts: Iterable[Params | None]) -> Params | None:
+    """The layers of all parts, those of each in turn; None where none is there."""
+    named = [pair for part in parts if part is not None for pair in part.items()]
+    return Params.of(named) if named else None
 
 
 def _fits(rule: str, name: str, size: int) -> bool:

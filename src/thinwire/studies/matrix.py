@@ -5,13 +5,14 @@ There is no list of rules here. A cell says what the code itself says when it is
 
 from __future__ import annotations
 
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from types import UnionType
 from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from torch import nn
 
 from ..algorithms import Algorithm, FedAvg
+from ..algorithms.around import Around
 from ..expression import parse, vocabulary
 from ..federated.letters import private
 from ..federated.messages import Form
@@ -97,9 +98,13 @@ def _place(cls: Any, kind: type) -> str | None:
 
 def _example(cls: Any, kind: type, inner: Any = None) -> Any:
     """An object of a class: its defaults, the least of what it asks for, and what it is to hold."""
+    hints, place, given = get_type_hints(cls), _place(cls, kind), dict[str, Any]()
     if "example" in vars(cls):  # its defaults alone make none
-        return parse(vars(cls)["example"])
-    hints, place, given = get_type_hints(cls), _place(cls, kind), {}
+        made = parse(vars(cls)["example"])
+        if inner is None or place is None:
+            return made
+        inner = _with_up(inner, getattr(made, place).up) if kind is Algorithm else inner
+        return replace(made, **{place: inner})
     for field in fields(cls):
         if field.name == place and (inner is not None or field.default is MISSING):
             held = inner if inner is not None else _plain(kind)
@@ -107,6 +112,12 @@ def _example(cls: Any, kind: type, inner: Any = None) -> Any:
         elif field.init and field.default is MISSING and field.default_factory is MISSING:
             given[field.name] = 1 if hints[field.name] is int else 0.5
     return cls(**given)
+
+
+def _with_up(method: Algorithm, up: Any) -> Algorithm:
+    """The method with the uplink that an example has, of those that it goes around."""
+    inside = {"inner": _with_up(method.inner, up)} if isinstance(method, Around) else {"up": up}
+    return replace(method, **inside)
 
 
 def _plain(kind: type) -> Any:
