@@ -249,7 +249,7 @@ def test_a_structure_holds_what_its_addresses_are_of() -> None:
 WHERE = Path(tw.__file__).parent
 TELLS = r"\.ctypes\b|\bdata_ptr\(|\baddressof\(|\bfrom_address\(|__array_interface__|\bPyBytes_AsString\b"
 # Addresses that say what is the same memory.
-COMPARED = {"ddp/vector.py", "ddp/at_optimizer.py", "ddp/given.py", "pipeline/plan.py"}
+COMPARED = {"ddp/vector.py", "ddp/given.py", "pipeline/plan.py", "train/muon.py"}
 COMPARED |= {"train/given.py", "train/slot.py", "task.py"}
 
 

@@ -87,7 +87,7 @@ def test_a_new_kind_is_trained_shown_and_resumed(
 
     assert thinwire(monkeypatch, "plot", str(out), "--out", str(tmp_path / "plots")) == 0
     assert {path.name for path in (tmp_path / "plots").iterdir()} == {
-        *("accuracy_by_epochs.png", "accuracy_by_bytes_up.png", "loss_by_epochs.png"),
+        *("accuracy_by_epochs.png", "accuracy_by_bytes_up.png", "loss_by_epochs.png", "loss_by_bytes_up.png"),
         *("sent_by_epochs.png", "overview.png"),
     }
     capsys.readouterr()
@@ -225,7 +225,8 @@ def test_curves_are_not_drawn_against_bytes_that_nobody_sent(tmp_path: Path) -> 
             name: {path.name for path in plot(arms([tmp_path / name]), tmp_path / "plots" / name)}
             for name in ("silent", "heard")
         }
-    assert files["heard"] - files["silent"] == {"accuracy_by_bytes_up.png", "accuracy_by_bytes_total.png"}
+    names = {f"{value}_by_bytes_{way}.png" for value in ("accuracy", "loss") for way in ("up", "total")}
+    assert files["heard"] - files["silent"] == names
     assert "overview.png" in files["silent"]
 
 
