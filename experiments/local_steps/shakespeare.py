@@ -48,6 +48,7 @@ ROWS: dict[str, ddp.Method] = {
     "SparseLoCo(20), outer rate 1.4": ddp.SparseLoCo(20, outer=tw.SGD(1.4)),
     "SparseLoCo(20), outer rate 2": ddp.SparseLoCo(20, outer=tw.SGD(2.0)),
     "DetachedLoCo(20)": ddp.DetachedLoCo(20),
+    "DetachedLoCo(20, lam=0.7)": ddp.DetachedLoCo(20, lam=0.7),
     "DEF(TransformCoding(33400), steps=20)": ddp.DEF(tw.TransformCoding(33_400), steps=20),
     "DEF(TransformCoding(3340), steps=20)": ddp.DEF(tw.TransformCoding(3_340), steps=20),
     "DeMo(32)": ddp.DeMo(32),
