@@ -141,13 +141,13 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=0.004)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--depth", type=int, default=2)
-    parser.add_argument("--only", help="rows with this in their name alone")
+    parser.add_argument("--only", help="the row of this name alone, or those with this in their name")
     parser.add_argument("--into", type=Path, default=RESULTS / "shakespeare.jsonl")
     o = parser.parse_args()
     data = problem()
     for seed in o.seeds:
         for row, method in ROWS.items():
-            if o.only and o.only not in row:
+            if o.only and row != o.only and (o.only in ROWS or o.only not in row):
                 continue
             key = {name: getattr(o, name) for name in ("ranks", "steps", "lr", "width", "depth")}
             key |= {"experiment": "local_steps", "row": row, "seed": seed, "expression": complete(method)}
