@@ -14,7 +14,7 @@ from thinwire.params import Layout, Params
 from . import Line, markdown, read, table
 
 COMMAND = "python experiments/local_steps/shakespeare.py"
-COLUMNS = {(2, 600): "2 ranks, 600 steps"}
+COLUMNS = {(2, 600): "2 ranks, 600 steps", (4, 600): "4 ranks, 600 steps"}
 
 
 def trained() -> dict[tuple[str, int, int], dict[int, Line]]:
@@ -43,8 +43,8 @@ def spread(values: Iterable[float], sign: str = "+") -> str:
 def local_steps() -> list[str]:
     lines_of = trained()
     rows = []
-    for row in dict.fromkeys(row for row, *_ in lines_of):
-        first = next(iter(next(lines for (name, *_), lines in lines_of.items() if name == row).values()))
+    for row in dict.fromkeys(row for row, ranks, _ in lines_of if ranks == 2):
+        first = next(iter(lines_of[row, 2, 600].values()))
         up, down = (first[way] / first["steps"] for way in ("bytes_up", "bytes_down"))
         cells = []
         for ranks, steps in COLUMNS:
