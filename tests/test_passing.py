@@ -42,12 +42,12 @@ WRITTEN = {
     "ByBandwidth": "by_layer floats linear look open recv send",
     "EF21": "absolute by_layer contraction linear memory open recv send",
     "Entropy": "floats linear recv send",
-    "ErrorFeedback": "absolute contraction feedback look open owed send",
-    "DCT": "mean_of_senders open owed recv send sparse",
+    "ErrorFeedback": "absolute contraction feedback look open residual send",
+    "DCT": "mean_of_senders open recv residual send sparse",
     "Flat": "floats fold recv scale send sparse",
-    "LBGM": "absolute by_layer contraction floats linear look memory open owed recv send",
-    "Layerwise": "by_layer floats fold look open owed recv scale send sparse",
-    "Partition": "by_layer floats fold look open owed recv scale send sparse",
+    "LBGM": "absolute by_layer contraction floats linear look memory open recv residual send",
+    "Layerwise": "by_layer floats fold look open recv residual scale send sparse",
+    "Partition": "by_layer floats fold look open recv residual scale send sparse",
     "PerClient": "absolute by_layer contraction floats linear memory open recv send",
     "Switch": "by_layer check floats linear look open recv send",
 }
@@ -66,7 +66,7 @@ MADE = {  # of others that a wrapper writes, as the base class makes them
     "shape": {"open", "send"},
     "mean": {"fold", "scale"},
     "look": {"open"},
-    "owed": {"open"},
+    "residual": {"open"},
     "feedback": {"open"},  # states of a wrapper's own hide what the inner link's say
 }
 

@@ -155,7 +155,7 @@ def test_what_a_link_says_that_it_owes_is_all_that_it_was_given_less_what_was_se
         x = Params(LAYOUT, torch.randn(36, generator=draw))
         _, part, tx = link.send(x, tx, Key(0, round, 1))
         given, seen = given + x, seen + part
-        owed = link.owed(tx)
+        owed = link.residual(tx)
         assert owed is not None
         assert torch.allclose(LAYOUT.zeros().replace(owed).flat, (given - seen).flat, atol=1e-5)
 
@@ -163,7 +163,7 @@ def test_what_a_link_says_that_it_owes_is_all_that_it_was_given_less_what_was_se
 @pytest.mark.parametrize("of", [Dense(), TopK(0.1), Switch(TopK(0.1), TopK(0.2), 2), ByBandwidth({"*": FEEDBACK})])
 def test_a_link_that_keeps_nothing_or_several_things_says_so(of: Link) -> None:
     assert not of.feedback
-    assert of.owed(of.open(LAYOUT.zeros())[0]) is None
+    assert of.residual(of.open(LAYOUT.zeros())[0]) is None
 
 
 # -- Auto -------------------------------------------------------------------------------------------------------------

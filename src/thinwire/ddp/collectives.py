@@ -151,7 +151,7 @@ class Group:
             return self.mean(request.x)
         return self.gather(request.data) if isinstance(request, Gather) else self.broadcast(*request)
 
-    def counted(self) -> Traffic:
+    def total(self) -> Traffic:
         """The traffic, with that of who drives later, which is waited for."""
         if self.behind is not None:
             self.traffic.take(self.behind.wait())

@@ -110,7 +110,7 @@ class Elastic(Compressed):
         everyone = [loads(data) for data in (yield Gather(dumps(mine)))]
         newest, source = self._agree(everyone)
         wanted = any(who is None and asked for _, who, asked in everyone)
-        shared = old._shared(wanted) if self.group.rank == source and old is not None else b""
+        shared = old._common_state(wanted) if self.group.rank == source and old is not None else b""
         x, v, lam, seen, states = _loads((yield Broadcast(shared, source)))
         rank, self.step = self.rank, newest
         rank.x.copy_(x)
@@ -169,7 +169,7 @@ class Elastic(Compressed):
                 )
         return newest, source
 
-    def _shared(self, wanted: bool) -> bytes:
+    def _common_state(self, wanted: bool) -> bytes:
         """What is the same on every rank; with it, if a newcomer wants them, the states of this rank's optimisers."""
         states = []
         for optimizer in self.optimizers if wanted else ():

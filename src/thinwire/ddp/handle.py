@@ -72,7 +72,7 @@ class Compressed(ABC):
     @property
     def ledger(self) -> Traffic:
         """Bytes that this rank gave to collectives. With a delay they are waited for that are on their way."""
-        return self.group.counted()
+        return self.group.total()
 
     @property
     def lam(self) -> float | None:

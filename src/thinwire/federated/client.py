@@ -142,7 +142,7 @@ class Round:
         self.first: tuple[Params, Trained] | None = None  # where the first training began, what came in the end
         self.apart = False  # whether another training began elsewhere, or was of the client's own model
         self.ordered = getattr(task, "order", None) is not None
-        self.work = algorithm.client(algorithm.depart(view.state, form.owed(own.tx)), own.state, task, key)
+        self.work = algorithm.client(algorithm.depart(view.state, form.residual(own.tx)), own.state, task, key)
         require(
             isinstance(self.work, Generator),
             f"{type(algorithm).__name__}.client has no yield: it asks for training by `trained = yield Local(...)`, "

@@ -117,11 +117,11 @@ class Form:
         ends = [leaf.link.open(v) if leaf.link else (None, None) for leaf, v in zip(self.leaves, values, strict=True)]
         return [tx for tx, _ in ends], [rx for _, rx in ends]
 
-    def owed(self, tx: State) -> Message:
+    def residual(self, tx: State) -> Message:
         """The blank message with what the links of these sending ends still owe: no layers where nothing is kept."""
 
         def of(leaf: Leaf, end: State) -> Any:
-            owed = None if leaf.link is None else leaf.link.owed(end)
+            owed = None if leaf.link is None else leaf.link.residual(end)
             return owed if owed is not None else leaf.blank.only(()) if leaf.link is not None else leaf.blank
 
         return self.build([of(leaf, end) for leaf, end in zip(self.leaves, tx, strict=True)])[0]

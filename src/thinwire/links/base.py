@@ -61,7 +61,7 @@ class Link(Config, ABC):
     sparse: bool = False
     """A message has some entries, and the receiver sees zeros elsewhere: it is known of each entry who sent it."""
     feedback: bool = False
-    """The sender keeps what a message left out, :meth:`owed`, and adds it to the next one."""
+    """The sender keeps what a message left out, :meth:`residual`, and adds it to the next one."""
 
     def open(self, like: Params) -> tuple[State, State]:
         """The sender's and the receiver's state before the first message.
@@ -84,7 +84,7 @@ class Link(Config, ABC):
         Raises ``WireError`` for a packet that is no packet of this link.
         """
 
-    def owed(self, tx: State) -> Params | None:
+    def residual(self, tx: State) -> Params | None:
         """What the sender adds to the next message: all that earlier ones left out. None unless ``feedback``.
 
         It is read, never written to: it may be a part of the state.
@@ -241,14 +241,14 @@ class Drawn(Codec):
     shape=("open", "send"),
     mean=("fold", "scale"),
     look=("open",),
-    owed=("open",),
+    residual=("open",),
 )
 class Wrapper(Link):
     """A link around another one, ``inner``: what it does not write, flags and methods, is the inner link's.
 
     Where it writes ``recv``, packets may have a form of its own: ``check`` asks ``recv`` then, and ``by_layer`` takes a
     packet for that of several layers. Where it writes ``open``, states may be of its own: ``look`` then says that
-    nothing is tested, and ``owed`` that nothing is owed. ``shape`` and ``mean`` are made of ``open``, ``send``,
+    nothing is tested, and ``residual`` that there is none. ``shape`` and ``mean`` are made of ``open``, ``send``,
     ``fold`` and ``scale`` where it writes one of these. What is right beyond that it writes itself.
 
     One that holds several links names them in ``held`` and writes the methods itself. It is linear, a contraction or
@@ -298,7 +298,7 @@ class Wrapper(Link):
     @property
     def feedback(self) -> bool:  # type: ignore[override]
         """Whether one of the links has it, and this one does not hide that from others in states of its own."""
-        hides = type(self).open is not Wrapper.open and type(self).owed is Wrapper.owed
+        hides = type(self).open is not Wrapper.open and type(self).residual is Wrapper.residual
         return not hides and any(link.feedback for link in self.held)
 
     def open(self, like: Params) -> tuple[State, State]:

@@ -54,8 +54,8 @@ class DCT(Wrapper):
         seen, rx = self.inner.recv(packet, _single(layout), rx, key)
         return self._back(seen, layout), rx
 
-    def owed(self, tx: State) -> Params | None:
-        owed = self.inner.owed(tx)
+    def residual(self, tx: State) -> Params | None:
+        owed = self.inner.residual(tx)
         return None if owed is None else self._back(owed, owed.layout)
 
     def mean_of_senders(self, packets: Sequence[Packet], layout: Layout, key: Key) -> Params:

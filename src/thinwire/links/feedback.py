@@ -54,7 +54,7 @@ class ErrorFeedback(Wrapper):
         finite(self, left.flat)
         return packet, seen, Residual(tx.residual.replace(left, copy=False), inner)
 
-    def owed(self, tx: State) -> Params | None:
+    def residual(self, tx: State) -> Params | None:
         residual: Params = tx.residual
         return residual
 

@@ -118,8 +118,8 @@ class LBGM(Wrapper):
         g, _ = self.inner.recv(packet[0], layout, None, key)
         return g, self._keep(rx, packet[0], g, key)
 
-    def owed(self, tx: State) -> Params | None:
-        return self.inner.owed(tx.inner)
+    def residual(self, tx: State) -> Params | None:
+        return self.inner.residual(tx.inner)
 
     def by_layer(self, packet: Packet, layout: Layout) -> dict[str, Packet]:
         if isinstance(packet, list):

@@ -81,7 +81,7 @@ class PowerSGD(Link):
     def recv(self, packet: Packet, layout: Layout, rx: State, key: Key) -> tuple[Params, State]:
         return LowRank(self.rank).recv(packet, layout, rx, key)
 
-    def owed(self, tx: State) -> Params | None:
+    def residual(self, tx: State) -> Params | None:
         residual: Params = tx.residual
         return residual
 

@@ -73,8 +73,8 @@ class Layerwise(Wrapper):
             seen.append(part.flat)
         return packets, join(x.layout, seen), tx
 
-    def owed(self, tx: State) -> Params | None:
-        return _beside(self.inner.owed(end) for end in tx.values())
+    def residual(self, tx: State) -> Params | None:
+        return _beside(self.inner.residual(end) for end in tx.values())
 
     def look(self, x: Params, tx: State, key: Key) -> dict[str, LBGMTest]:
         looks: dict[str, LBGMTest] = {}
@@ -154,8 +154,8 @@ class Partition(Wrapper):
             packets.append(packet)
         return packets, seen, tx
 
-    def owed(self, tx: State) -> Params | None:
-        return _beside(link.owed(tx[rule]) for rule, link in self.links.items())
+    def residual(self, tx: State) -> Params | None:
+        return _beside(link.residual(tx[rule]) for rule, link in self.links.items())
 
     def look(self, x: Params, tx: State, key: Key) -> dict[str, LBGMTest]:
         looks: dict[str, LBGMTest] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from ..ddp.feedback import Feedback, Method
 from ..ddp.prediction import predict
 from ..problem import Problem
 from ..ranges import Count
+from ..train.slot import make_module
 from .cells import draw
 
 LEAST = ("B a step up", "B a step down")
@@ -39,7 +39,7 @@ def rehearse(methods: Sequence[Method], problem: Problem, ranks: Count) -> list[
     They are of two rounds, or of as many as lie between two looks at the residuals.
     """
     model = problem.model
-    module = copy.deepcopy(model) if isinstance(model, nn.Module) else model()
+    module = model if isinstance(model, nn.Module) else make_module(model, 0)
     dense = sum(4 * p.numel() for p in module.parameters() if p.requires_grad)
     made = []
     for method in methods:
