@@ -273,7 +273,7 @@ def given(why: str) -> tuple[dict[str, Any], str]:
     [
         (
             "bert-base",
-            "model='bert-base' is a name, and nothing is fetched here: give the model, AutoModelFor....from_",
+            "model='bert-base' is a name, and nothing is fetched here: give the model, AutoModelFor",
         ),
         (3, "model is of type int: give a model, or a function that makes one"),
     ],
