@@ -3,7 +3,8 @@
 Neither transformers nor peft is imported here: models and tokenizers are given, and called.
 """
 
+from .adapter import save_adapter
 from .problem import problem
 from .tasks import CausalLM, TextClassification
 
-__all__ = ["CausalLM", "TextClassification", "problem"]
+__all__ = ["CausalLM", "TextClassification", "problem", "save_adapter"]
