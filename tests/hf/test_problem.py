@@ -15,7 +15,7 @@ from torch import Tensor
 import thinwire as tw
 import thinwire.train.evaluation
 from thinwire import hf
-from thinwire.hf.problem import _check_given
+from thinwire.hf.build import _check_given
 from thinwire.losses import mean_loss
 from tiny import END, FIRST, LETTERS, PAD, VOCABULARY, Letters, bert, llama
 

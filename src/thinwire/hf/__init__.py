@@ -4,7 +4,7 @@ Neither transformers nor peft is imported here: models and tokenizers are given,
 """
 
 from .adapter import save_adapter
-from .problem import problem
+from .build import problem
 from .tasks import CausalLM, TextClassification
 
 __all__ = ["CausalLM", "TextClassification", "problem", "save_adapter"]
