@@ -495,12 +495,13 @@ def test_whatever_names_a_paper_has_differences_that_a_page_can_show():
 def test_every_public_name_is_on_a_page_of_the_api():
     import thinwire.data
     import thinwire.ddp
+    import thinwire.hf
     import thinwire.models
     import thinwire.pipeline
 
     text = "".join(macros.expand(path.read_text(), path.name) for path in (ROOT / "docs/api").glob("*.md"))
     shown = {line.split()[1].split(".")[-1] for line in text.splitlines() if line.startswith(":::")}
-    for module in (tw, thinwire.ddp, thinwire.pipeline, thinwire.data, thinwire.models):
+    for module in (tw, thinwire.ddp, thinwire.pipeline, thinwire.data, thinwire.hf, thinwire.models):
         assert sorted(set(module.__all__) - shown) == [], module.__name__
 
 

@@ -26,6 +26,7 @@ FLOORS = [
     "task",
     "models",
     "problem",
+    "hf",
     "local",
     "links",
     "optimizers",

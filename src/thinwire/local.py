@@ -223,7 +223,7 @@ class Local(NamedTuple):
     aside: bool = False  # no training of the client's model: norm statistics and the client's loss stay as they are
     buffers: Params | None = None  # norm statistics to begin with; None: those the client has (SoftPull)
     own: bool = False  # ``x`` is the client's own model: the norm statistics that come of it are kept as that model's
-    again: int = 0  # on the mini-batches of the round's request so many before this one; 0: on its own
+    again: int = 0  # on the mini-batches (aside: and dropout) of the request so many before this one; 0: on its own
 
 
 def look(x: Params, trainer: Trainer, batch: int | None = None) -> Local:

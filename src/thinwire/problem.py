@@ -109,14 +109,23 @@ def standard(
     tests = None
     if sites is not None and isinstance(split, sets.Natural) and loaded.groups is not None:
         tests = [test_of(int(loaded.groups[part[0]])) for part in parts]
-    if holdout:
-        draws = [Key(seed, client=k).number("holdout") for k in range(clients)]
-        cut = [sets.holdout(part, holdout, draw) for part, draw in zip(parts, draws, strict=True)]
-        parts, kept = [train for train, _ in cut], [test for _, test in cut]
-        short = [k for k, part in enumerate(kept) if len(part) == 0]
-        require(not short, f"holdout={holdout} leaves client {short[:1]} without a test example: take more")
-        tests = [task(part) for part in kept]
+    parts, kept = hold_out(parts, holdout, seed)
+    tests = [task(part) for part in kept] or tests
     return Problem(build, [task(part, augment) for part in parts], test_of(unseen), tests)
+
+
+def hold_out(parts: Sequence[Tensor], share: float, seed: int) -> tuple[list[Tensor], list[Tensor]]:
+    """Each client's examples without the ``share`` that is kept for its own test, and what is kept; none for 0.
+
+    Raises ``ValueError`` where a client would have no test example.
+    """
+    if not share:
+        return list(parts), []
+    draws = [Key(seed, client=k).number("holdout") for k in range(len(parts))]
+    cut = [sets.holdout(part, share, draw) for part, draw in zip(parts, draws, strict=True)]
+    short = [k for k, (_, test) in enumerate(cut) if len(test) == 0]
+    require(not short, f"holdout={share} leaves client {short[:1]} without a test example: take more")
+    return [train for train, _ in cut], [test for _, test in cut]
 
 
 def _model_for(loaded: DataSet) -> str:

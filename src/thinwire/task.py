@@ -43,6 +43,9 @@ class Task(Protocol):
 
     A task may have an attribute ``order``, the batches that its client trains on in place of those that are drawn: see
     :class:`Supervised`.
+
+    It may have a method ``at_once(module)``: how many examples are evaluated at once, 100 where it has none. A model
+    whose outputs are large, such as logits of every word for every token, takes fewer.
     """
 
     def __len__(self) -> int:
@@ -240,6 +243,8 @@ def labels(batch: Batch, who: str) -> Tensor:
     Raises ``ValueError``, naming the method, for any other batch.
     """
     targets = batch[1] if isinstance(batch, tuple | list) and len(batch) == 2 else None
+    if isinstance(batch, dict) and isinstance(given := batch.get("labels"), Tensor) and given.ndim == 1:
+        targets = given  # one class a text; labels of tokens are not yet beside the outputs that they belong to
     if not isinstance(targets, Tensor) or targets.dtype != torch.int64:
         raise ValueError(
             f"{who} needs batches of (inputs, targets) with whole numbers (int64) as targets: classification; this "

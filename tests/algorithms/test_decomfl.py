@@ -94,3 +94,23 @@ def test_it_learns_and_a_round_costs_scalars_whatever_the_size_of_the_model() ->
     assert found[0][0] == found[1][0]  # 20 bytes of slopes a reply and what surrounds them
     assert found[0][0] < 50 * 150
     assert all(accuracy is not None and accuracy > 0.75 for _, accuracy in found)
+
+
+class Noise(nn.Module):
+    """Half of its inputs, drawn anew in each forward pass, whatever its weight is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.drop(x) + 0 * self.weight.sum()
+
+
+def test_dropout_falls_alike_on_both_ends_of_a_slope() -> None:
+    task = Supervised(torch.arange(1.0, 41).view(20, 2), torch.arange(20) % 2)
+    method = DeComFL(2, directions=2, local=LocalSGD(0.1, batch=4))
+    result = tw.simulate(method, Noise(), [task], rounds=2)
+    assert result.params["weight"].tolist() == [1.0, 1.0, 1.0]  # else the draws over mu, thousands
+    assert result.rounds[0]["train_loss"] != result.rounds[1]["train_loss"]

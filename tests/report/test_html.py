@@ -28,7 +28,7 @@ from typer.testing import CliRunner
 from places import ROOT
 from thinwire.cli import app
 from thinwire.errors import RunError
-from thinwire.report import heat, html, plots, table
+from thinwire.report import heat, html, numbers, plots, table
 from thinwire.report.curves import count, curve
 from thinwire.report.serve import server
 from thinwire.studies.read import arms, setting
@@ -197,6 +197,18 @@ def test_a_task_with_a_loss_alone_has_it_in_its_table(tmp_path: Path) -> None:
     assert "| 2.500 |" in table.markdown(rows)
     made(tmp_path / "b", TOPK, 0, [line(1, 0.5)])
     assert "test loss" not in table.markdown(table.rows(arms([tmp_path])))
+
+
+def test_a_task_with_perplexity_has_it_in_its_table_and_curves(tmp_path: Path) -> None:
+    made(tmp_path / "a/seed-0", DENSE, 0, [line(1, 0.1, perplexity=40.0), line(2, 0.2, perplexity=30.0)])
+    made(tmp_path / "a/seed-1", DENSE, 1, [line(1, 0.1, perplexity=40.0), line(2, 0.2, perplexity=31.0)])
+    methods = arms([tmp_path])
+    head, _, row = table.markdown(table.rows(methods)).splitlines()[:3]
+    assert dict(zip(head.split("|"), row.split("|"), strict=True))[" perplexity "] == " 30.500 "
+    (drawn,) = (numbers.curves(arm)["perplexity"] for arm in methods)
+    assert (drawn["y"], drawn["low"], drawn["high"]) == ([40.0, 30.5], [40.0, 30.0], [40.0, 31.0])
+    made(tmp_path / "b", TOPK, 0, [line(1, 0.5)])
+    assert "| - |" in table.markdown(table.rows(arms([tmp_path])))
 
 
 @pytest.mark.parametrize("name", ["round", "down_bytes", "slowest_bytes"])

@@ -96,9 +96,9 @@ class _With(nn.Module):
         super().__init__()
         self._held = (module, weights)  # in a tuple: no part of this module
 
-    def forward(self, *inputs: Any) -> Any:
+    def forward(self, *inputs: Any, **named: Any) -> Any:
         module, weights = self._held
-        return functional_call(module, weights, inputs)
+        return functional_call(module, weights, inputs, named)
 
 
 @dataclass(frozen=True)

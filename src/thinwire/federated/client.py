@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..algorithms.base import Algorithm, Start
-from ..dice import Dice, seeded
+from ..dice import Dice, put_back, seeded
 from ..errors import NonFinite, require
 from ..key import Key
 from ..local import Local, Memory, Trained
@@ -245,17 +245,35 @@ def play(algorithm: Algorithm, form: Form, slot: Slot, turn: Turn, answer: Train
     with drawing(slot, task, turn.key):
         round = Round(algorithm, form, *turn)
         slot.load_buffers(round.buffers)
+        began: list[Dice] = []  # the dice where each request began
         while (request := round.request) is not None:
+            began += [Dice.now()] if slot.random else []
             before = slot.buffers() if request.aside else None
             if request.own and request.aside:
                 slot.load_buffers(round.own_buffers)
-            trained = make(request, task, round.draws())
+            with repeating(began, request.again if request.aside and not request.own else 0):
+                trained = make(request, task, round.draws())
             if request.own:
                 round.own_buffers = slot.buffers()
             if request.aside:
                 slot.load_buffers(before)
             round.take(trained)
     return round
+
+
+@contextlib.contextmanager
+def repeating(began: Sequence[Dice], again: int) -> Iterator[None]:
+    """Let dropout fall as it fell in the request so many before the last one: what differs then is the model alone.
+
+    The dice go on afterwards as if nothing had been drawn. Nothing where ``again`` is 0, or nobody throws dice; of
+    dropout on another device than the CPU nothing is known.
+    """
+    if not again or not began:
+        yield
+        return
+    with put_back():
+        began[-1 - again].restore()
+        yield
 
 
 def _training_in(slot: Slot) -> Training:

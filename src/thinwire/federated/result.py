@@ -86,7 +86,15 @@ class Predicting(nn.Module):
         super().__init__()
         self.result = result
 
-    def forward(self, inputs: Tensor) -> Tensor:
+    def forward(self, *given: Any, **named: Any) -> Tensor:
+        """Outputs for one tensor of inputs. Raises ``ValueError`` for a task that gives its model anything else."""
+        inputs = given[0] if len(given) == 1 and not named else None
+        if not isinstance(inputs, Tensor):
+            what, name = ", ".join(named) or ", ".join(type(x).__name__ for x in given), type(self.result.algorithm)
+            raise ValueError(
+                f"{name.__name__} predicts by several models for examples in one tensor, and this task gives its model "
+                f"{what}: take a method with one model a client, such as SoftPull"
+            )
         outputs: Tensor = self.result.predict(inputs.cpu())
         return outputs.to(inputs.device)
 

@@ -353,7 +353,7 @@ class Rounds(Evaluation):
         served = {} if result.served is None else {"served": result.served}
         own = {f"personal/{name}": result.personal(client) for name, client in self.owners_here().items()}
         for name, module in {"model": result.module, **result.beside, **served, **own}.items():
-            folder.model(module.state_dict(), about, name)
+            folder.module(module, about, name)
         folder.summary(result.summary())
 
     def state(self) -> dict[str, State]:

@@ -105,7 +105,8 @@ def value_of(arms: Sequence[Arm], of: str | None) -> str:
     """The name in ``NAMES`` of what was reached. Raises ``ValueError`` for what these runs have not."""
     if of is None:
         return judgement(arms)[0]
-    there = [name for name in curves.NAMES if has(arms, name)] + [PERPLEXITY] * has(arms, "test_loss")
+    there = [name for name in curves.NAMES if has(arms, name)]
+    there += [PERPLEXITY] * (PERPLEXITY not in there and has(arms, "test_loss"))
     value = judgement(arms)[1] if of == "loss" else of
     require(value in there, f"--of {of}{nearest(of, there)}: these runs have {', '.join(there)}")
     return value
@@ -114,11 +115,13 @@ def value_of(arms: Sequence[Arm], of: str | None) -> str:
 def score(run: RecordedRun, value: str) -> float | None:
     """The mean of a value over the last evaluations of a run; shares are in percent.
 
-    The perplexity of an evaluation is e to the power of its test loss, a mean cross-entropy in nats.
+    The perplexity of an evaluation, where none is recorded, is e to the power of its test loss, a mean cross-entropy in
+    nats.
     """
-    key = "test_loss" if value == PERPLEXITY else value
+    unrecorded = value == PERPLEXITY and all(line.get(PERPLEXITY) is None for line in run.rounds)
+    key = "test_loss" if unrecorded else value
     numbers = [line[key] for line in run.rounds if line.get(key) is not None][-LAST:]
-    if value == PERPLEXITY:
+    if unrecorded:
         numbers = [math.exp(loss) if loss < MOST else math.inf for loss in numbers]
     return statistics.fmean(numbers) * (100 if value.endswith(SHARES) else 1) if numbers else None
 

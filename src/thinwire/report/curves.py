@@ -22,6 +22,7 @@ NAMES = {
     "dice": "Dice coefficient, %",
     "test_loss": "test loss",
     "train_loss": "training loss",
+    "perplexity": "test perplexity",
     "client_accuracy": "accuracy on clients' own tests, %",
     "client_dice": "Dice coefficient on clients' own tests, %",
 }

@@ -3,7 +3,8 @@
 ``run.json`` (what it is), ``rounds.jsonl`` and ``ledger.jsonl`` (a line a round; a line a
 message), ``clients.jsonl`` (where clients have tests of their own: a line an evaluation, every metric's values
 in the order of clients), ``summary.json`` and ``model.safetensors`` (when complete; where the method
-has such, ``selector.safetensors``, ``served.safetensors`` and ``personal/<client>.safetensors`` beside it),
+has such, ``selector.safetensors``, ``served.safetensors`` and ``personal/<client>.safetensors`` beside it; of a PEFT
+model ``adapter/`` as PEFT loads it, and no file has the base),
 ``checkpoint/``.
 
 Everything is written so that a process killed at any moment, and a loss of power at any moment, leave a run that can
@@ -22,11 +23,14 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from ..config import differing
 from ..errors import RunError, WireError
 from ..wire import Packet, State, loads, pieces
+
+if TYPE_CHECKING:
+    from torch import nn
 
 CHECKPOINT = Path("checkpoint") / "state.thinwire"
 LINES = ("rounds.jsonl", "ledger.jsonl")
@@ -283,6 +287,20 @@ class Folder:
         if self.writes:
             self.settle()
         self.write("summary.json", (json.dumps(values, indent=2) + "\n").encode())
+
+    def module(self, module: nn.Module, metadata: Mapping[str, str], name: str = "model") -> None:
+        """Write a module as ``name.safetensors``; of a PEFT model its base is left out, whose digest is among the
+        metadata, and the adapter is written as PEFT loads it too: into ``adapter``, or ``adapter/name``.
+        """
+        from ..hf.adapter import adapter_files, base_digest, base_parameters, is_adapter
+
+        base = base_parameters(module)
+        kept = {key: value for key, value in module.state_dict().items() if key not in base}
+        self.model(kept, {**metadata, "base": base_digest(module)} if base else metadata, name)
+        if is_adapter(module) and self.writes:
+            below = "adapter" if name == "model" else f"adapter/{name}"
+            for file, data in adapter_files(module).items():
+                self.write(f"{below}/{file}", data)
 
     def model(self, tensors: Mapping[str, Any], metadata: Mapping[str, str], name: str = "model") -> None:
         """Write ``name.safetensors``."""

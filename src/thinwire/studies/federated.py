@@ -243,9 +243,11 @@ class Federated(Study):
         slowest, measure = mean(arm, "slowest_bytes"), measure_of(arm)
         own = (name.replace("client", f"client_{measure}") for name in OF_CLIENTS)
         made = [{"seed": run.seed, **each} for run in arm.runs for each in choices(run)]
+        perplexity = average(last_value(run, "perplexity") for run in arm.runs)
         return {
             **{name: average(last_value(run, name) for run in arm.runs) for name in own},
             **({"chosen": made} if made else {}),
+            **({"perplexity": perplexity} if perplexity is not None else {}),
             **{kind: average(last_value(run, f"{kind}_{measure}") for run in arm.runs) for kind in BESIDE},
             "test_loss": average(last_value(run, "test_loss") for run in arm.runs),
             "by_client": _each_client(arm, measure),
@@ -275,8 +277,10 @@ class Federated(Study):
         beside = [kind for kind in BESIDE if any(row[kind] is not None for row in rows)]
         loss: tuple[Column, ...] = (("test loss", lambda row: loss_text(row["test_loss"])),)
         only = all(row[row["measure"]] is None for row in rows) and any(row["test_loss"] is not None for row in rows)
+        texts: tuple[Column, ...] = (("perplexity", lambda row: loss_text(row.get("perplexity"))),)
         return (
             *(loss if only else ()),
+            *(texts if any("perplexity" in row for row in rows) else ()),
             *((kind, lambda row, kind=kind: share_text(row, row[kind])) for kind in beside),
             *((*own, *_client_columns(rows)) if _by_client(rows) else ()),
             ("MB up", lambda row: megabytes_text(row["bytes_up"])),

@@ -15,6 +15,7 @@ from ..algorithms.base import Algorithm
 from ..errors import RunError, require
 from ..expression import parse
 from ..federated.result import Predictor
+from ..hf.adapter import base_digest, base_parameters
 from ..train.slot import make_module
 from .study import Study
 
@@ -66,15 +67,20 @@ def load(folder: str | Path, model: nn.Module | Callable[[], nn.Module] | None =
     first = algorithm.finish(whole)
 
     def fill(target: nn.Module, name: str) -> nn.Module:
-        from safetensors import SafetensorError
+        from safetensors import SafetensorError, safe_open
         from safetensors.torch import load_file
 
         file = path / f"{name}.safetensors"
         require(file.exists(), f"{file} is missing: the run has not ended, or the file was removed")
         try:
             weights = load_file(file)
+            with safe_open(file, "pt") as opened:
+                base = (opened.metadata() or {}).get("base")
         except SafetensorError as error:
             raise RunError(f"{file} is damaged ({error}): take a copy of it, or train the run again") from error
+        if base is not None:  # the file has all but the base of an adapter
+            require(base == base_digest(target), f"{path} was trained on another base: give its model with that base")
+            weights = {**base_parameters(target), **weights}
         try:
             target.load_state_dict(weights)
         except RuntimeError as error:

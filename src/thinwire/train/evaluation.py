@@ -81,7 +81,8 @@ def sums(module: nn.Module, task: Task, batch: Callable[[Tensor], Batch], start:
     """
     module.eval()
     fewest = 2 if any(map(by_batch, module.modules())) else 1  # batch norm without running statistics
-    rows = [torch.arange(*chunk, device="cpu") for chunk in portions(start, stop, LOOKED, fewest)]
+    looked = max(fewest, task.at_once(module)) if hasattr(task, "at_once") else LOOKED
+    rows = [torch.arange(*chunk, device="cpu") for chunk in portions(start, stop, looked, fewest)]
     return add_parts(tally(task, module, batch(chunk), len(chunk)) for chunk in rows)
 
 
