@@ -1,6 +1,6 @@
 # make demo   compare seven methods on 20 clients, two seeds each; curves, bytes and a report in runs/demo
 # make test   lint, types, and every test that is not slow: ten minutes at most
-# make test-fast   ruff, and each of these that takes less than a second, with its first parameters: two to three minutes
+# make test-fast   ruff, and each of these that takes less than a second, with its first parameters: two minutes
 # make slow   the slow tests
 # make help   these lines
 # make deployments   the tests that start Flower's own processes, torchrun, a compiler, a browser and benchmarks
@@ -39,7 +39,8 @@ DEMO_RECORD ?= all
 DEMO_OUT ?= runs/demo
 
 # Processes that run tests at once: one more than there are cores, since some tests wait; and at most. Each holds 500 MB.
-JOBS ?= $(shell expr `getconf _NPROCESSORS_ONLN` + 1)
+CORES := $(shell getconf _NPROCESSORS_ONLN)
+JOBS ?= $(shell expr $(CORES) + 1)
 MOST_JOBS ?= 4
 TOGETHER := -n $(JOBS) --maxprocesses $(MOST_JOBS)
 
@@ -69,10 +70,10 @@ QUICK := not slow and not soak and not deployment
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest $(TOGETHER) --dist loadfile --no-loadscope-reorder -m "$(QUICK)" $(ARGS)
 
-# For the loop of a day.
+# For the loop of a day. A process takes longer to import every test than what it waits for in them: one for each core.
 test-fast: .venv/.installed-dev
 	$(BIN)/ruff check --quiet
-	OMP_NUM_THREADS=1 $(BIN)/pytest -q $(TOGETHER) --dist loadfile --first -m "$(QUICK)" $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(CORES) --maxprocesses $(MOST_JOBS) --dist loadfile --first -m "$(QUICK)" $(ARGS)
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile

@@ -38,7 +38,7 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 
 
 SECONDS = Path(__file__).with_name("seconds.txt")
-"""The tests that take a second or more with one parameter: ``--durations 0 --durations-min 1`` finds them."""
+"""Tests and fixtures that take a second or more with one parameter: ``--durations 0 --durations-min 1`` finds them."""
 
 # Those that take longest begin first, so that nobody waits for them at the end.
 FIRST = [
@@ -47,11 +47,17 @@ FIRST = [
 FIRST += [f"test_{name}.py" for name in ("federation", "cli", "distributed", "schedules", "kernels", "data")]
 
 
+def _asked(item: pytest.Item) -> list[str]:
+    """A test and the fixtures that it asks for, each as a line of seconds.txt."""
+    file, _, name = item.nodeid.removeprefix("tests/").partition("[")[0].partition("::")
+    return [f"{file}::{name}" for name in (name, *getattr(item, "fixturenames", ()))]
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--first"):
         first = {item.nodeid.partition("[")[0]: item for item in reversed(items)}
         left_out = set(SECONDS.read_text().split())
-        items[:] = [item for name, item in reversed(first.items()) if name.removeprefix("tests/") not in left_out]
+        items[:] = [item for item in reversed(first.values()) if left_out.isdisjoint(_asked(item))]
     items.sort(key=lambda item: FIRST.index(item.path.name) if item.path.name in FIRST else len(FIRST))
 
 
