@@ -13,6 +13,7 @@ from .compress import compress
 from .handle import Compressed
 from .methods import *  # noqa: F403
 from .prediction import predict
+from .rounds import Seconds
 
-__all__ = ["Compressed", "Muon", "compress", "predict"]
+__all__ = ["Compressed", "Muon", "Seconds", "compress", "predict"]
 __all__ += methods.__all__

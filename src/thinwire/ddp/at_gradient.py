@@ -24,8 +24,9 @@ from ..params import Params
 from ..wire import dumps, loads
 from .average import LinkEnds, Since, alike, average, ends
 from .collectives import Gather, Talk
+from .frozen import freeze, thaw
 from .given import Given
-from .handle import Compressed, Named, freeze, parameters, thaw
+from .handle import Compressed, Named, parameters
 from .methods import Hook
 from .tie import Tie
 

@@ -16,11 +16,13 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from ..errors import CombinationError, require
+from .clock import advance_by, begin
 from .collectives import mean
 from .elastic import Elastic
 from .exchange import advance, leave, output, place, settle, start, take_in
 from .feedback import Feedback
-from .handle import Named, freeze, parameters, thaw
+from .frozen import freeze, thaw
+from .handle import Named, parameters
 from .overlap import Line
 from .tie import Tie
 from .vector import Vector
@@ -71,6 +73,7 @@ class AtOptimizer(Elastic):
         self.vector = Vector(named, method.fragments)
         self.rank = start(method, self.vector.layout, self.vector.flat, self.group.size, self.vector.parts)
         self.rounds = method.rounds
+        self.clock = begin(method, model)
         self.line = Line(group, self.vector.flat.device) if method.delay else None
         self.group.behind = self.line
         self.aside: Tensor | None = None  # w, while the parameters rest within a round
@@ -286,7 +289,8 @@ class AtOptimizer(Elastic):
             self._move_to(self.method.at_rest)
             return
         rates = [group["lr"] for one in self.optimizers for group in one.param_groups]
-        talk = advance(self.method, self.rank, self.vector.flat, self.key(), rates, self.debug, self.vector.still)
+        step = (self.method, self.rank, self.vector.flat, self.key(), rates, self.debug, self.vector.still)
+        talk = advance_by(self.clock, moved, *step) if self.clock else advance(*step)
         self.cut = True  # until it has come to its end
         try:
             with closing(talk):  # so that what could not be sent is owed, whatever stops it
@@ -348,7 +352,7 @@ class AtOptimizer(Elastic):
         require(
             not any("within" in state for state in states),
             f"{self.name}: these states are within a round, where each rank has a model of its own: for another number "
-            f"of ranks save them where one has ended, after a multiple of {self.rounds.steps} steps",
+            f"of ranks save them where one has ended, {self._ends}",
         )
         owed = [s["residual"] for s in states]
         self._residual(torch.stack(owed).mean(0) if self.method.owes else None, states[0]["total"])

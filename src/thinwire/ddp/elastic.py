@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -29,6 +29,7 @@ from ..errors import CombinationError, OutOfSync, require
 from ..params import Params
 from ..wire import dumps, loads, restore
 from .blocks import blocks
+from .clock import Clock
 from .collectives import AllReduce, Broadcast, Gather, Request, Traffic
 from .exchange import Rank, place
 from .feedback import Feedback
@@ -46,6 +47,7 @@ class Elastic(Compressed):
     rank: Rank
     vector: Vector
     rounds: Rounds
+    clock: Clock | None  # of rounds that last so many seconds
     aside: Tensor | None  # w, while the parameters rest within a round
     cut: bool  # whether the last exchange came to no end
 
@@ -60,7 +62,33 @@ class Elastic(Compressed):
     @property
     def _within(self) -> bool:
         """Whether the rank is within a round, with a model of its own."""
-        return not self.rounds.rest(self.step)
+        return bool(self.clock.made) if self.clock else not self.rounds.rest(self.step)
+
+    @property
+    def exchanges(self) -> int:
+        return self.clock.exchanges if self.clock else self.rounds.number(self.step)
+
+    def state_dict(self) -> dict[str, Any]:
+        clock = {"clock": [self.clock.exchanges, self.clock.made]} if self.clock else {}
+        return super().state_dict() | clock
+
+    def load_state_dict(self, state: dict[str, Any] | Sequence[dict[str, Any]]) -> None:
+        super().load_state_dict(state)
+        if self.clock:
+            self.clock.set(*(state if isinstance(state, dict) else state[0])["clock"])
+
+    def clip_grad_norm_(self, max_norm: float) -> float:
+        if self.clock:
+            raise CombinationError(
+                f"{self.name}: ranks make different numbers of steps, and would wait for one another here: take "
+                "torch.nn.utils.clip_grad_norm_, which clips each rank's own"
+            )
+        return super().clip_grad_norm_(max_norm)
+
+    @property
+    def _ends(self) -> str:
+        """Where a round has ended, in words."""
+        return "right after an exchange" if self.clock else f"after a multiple of {self.rounds.steps} steps"
 
     @torch.no_grad()
     def regroup(self, before: Compressed | None = None, moments: bool = True) -> None:
@@ -75,14 +103,19 @@ class Elastic(Compressed):
         require(
             not self._within,
             f"{self.name}: this is step {self.step}, within a round, where each rank has a model of its own: let ranks "
-            f"leave where one has ended, after a multiple of {self.rounds.steps} steps",
+            f"leave where one has ended, {self._ends}",
         )
         self.rest()
         self._apart(self._hand_on(leaving), "handing on what leaving ranks owe")
         self.remove()
 
     def _check_elastic(self) -> None:
-        """``CombinationError`` for methods of which something is always on its way, and for shards."""
+        """``CombinationError`` for methods of which something is always on its way, for shards, and by the clock."""
+        if self.clock:
+            raise CombinationError(
+                f"{self.name}: ranks come and go by the number of steps that they have made, which differs here: give "
+                "steps= a number"
+            )
         if self.method.fragments > 1 or self.method.delay:
             raise CombinationError(
                 f"{self.name}: with fragments or a delay a rank is always within a round, or something on its way: for "

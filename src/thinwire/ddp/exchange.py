@@ -126,11 +126,9 @@ def advance(
 ) -> Talk[None]:
     """What is due after an optimiser's step, the number of which is ``key.round``: most often nothing.
 
-    ``w`` are the parameters. Other arguments are those of :func:`exchange`. Where something is to be applied it is
-    waited for.
+    ``w`` are the parameters, other arguments those of :func:`exchange`. What is to be applied is waited for.
     """
-    rounds = method.rounds
-    due = rounds.due(key.round)
+    due = (rounds := method.rounds).due(key.round)
     if method.delay and due.apply is not None:
         settle(rank)
     if due.send is not None:
@@ -151,8 +149,10 @@ def exchange(
     still: Sequence[tuple[int, int]] = (),
     fragment: int = 0,
     rates: Sequence[float] = (),
+    share: float = 1.0,
 ) -> Talk[None]:
     """The end of a round of a fragment, on all ranks; ``key.round`` is the number of the exchange.
+    ``share``, K * h_k / sum h, is how often a rank's movement counts where ranks made different numbers of steps.
 
     ``w`` is where the optimiser went from x - lam * e. It becomes x - at_rest * e, or where the fragment's next round
     begins, x - lam * e. With a delay it stays, and what is sent is ``rank.flight``. ``rates`` are the learning rates of
@@ -173,6 +173,8 @@ def exchange(
         mean_w = w.clone()  # w stays whole until all have it
         for a, b in still:  # of a layer that was frozen within the round its steps until then; else exact zeros
             mean_w[a:b].sub_(x[a:b])
+        if share != 1:
+            mean_w.mul_(share)
         if debug:
             yield from agree([key.round, [where.start], is_finite(w)])
         yield AllReduce(mean_w)
@@ -188,7 +190,8 @@ def exchange(
     faded = [e[a:b] * (1 - method.decay) for a, b in still]  # what is owed of frozen layers does not decay
     for x_part, w_part, e_part, p_part in _pieces(x, w, e, p):
         moved = torch.sub(x_part, w_part, out=None if method.delay else w_part)  # u + lam * e
-        torch.add(moved, e_part, alpha=method.decay - lam, out=p_part)  # p = u + decay * e
+        moved = moved if share == 1 else moved.mul_(share)  # of p = share * u + decay * e
+        torch.add(moved, e_part, alpha=method.decay - share * lam, out=p_part)
         if resting:
             w_part.copy_(x_part)
     sides = [set_aside(x, p, own, w, a, b, part) for (a, b), part in zip(still, faded, strict=True)]
@@ -251,7 +254,7 @@ def _encode(method: Feedback, rank: Rank, out: Outgoing) -> tuple[Any, Tensor | 
         e.sub_(seen.flat.to(e.device))
     # What a link sends may be each rank's own choice, and says nothing of the rest: a sample of e does.
     looks = method.measures and key.round % _looks(method) == 0
-    return packet, with_square([sample(e, method.steps, key.everyone())]) if looks else None
+    return packet, with_square([sample(e, method.length, key.everyone())]) if looks else None
 
 
 def _carry(
@@ -350,14 +353,14 @@ def _within(runs: Sequence[tuple[int, int]], where: slice) -> list[tuple[int, in
 
 def _looks(method: Feedback) -> int:
     """Exchanges from one look to the next."""
-    return max(1, EVERY // method.steps)
+    return max(1, EVERY // method.length)
 
 
 def _look(method: Feedback, rank: Rank, looked: Float[Tensor, "2"] | None, number: int) -> None:
     """Take in what was measured by the exchange of that number, and let lambda follow."""
     asked = number % _looks(method) == 0
     if rank.seen is not None and looked is not None and (asked or method.link is None):
-        since = method.steps * (1 if method.link is None else _looks(method))  # steps from the look before
+        since = method.length * (1 if method.link is None else _looks(method))  # steps from the look before
         rank.seen.mul_(KEPT**since).add_(looked)
     if method.detach is None and asked:
         rank.lam = rank.lam_rule or rank.lam

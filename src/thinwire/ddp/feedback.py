@@ -15,7 +15,9 @@ from ..optimizers import SGD, Optimizer
 from ..params import Params
 from ..ranges import BelowOne, Count, Fraction, Natural
 from ..wire import State
-from .rounds import Rounds
+from .rounds import Rounds, Seconds
+
+BY_THE_CLOCK = 16  # steps that a round by the clock counts as, where what was measured fades by the step
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,9 @@ class Feedback(Method):
     """The loop of :mod:`.methods`. Its subclasses are settings of its switches.
 
     - ``steps``: optimiser steps from one exchange to the next, H. Nothing is sent between. Gradients and the
-      optimiser's state stay local, and a rank trains a model of its own, from x - lam * e on.
+      optimiser's state stay local, and a rank trains a model of its own, from x - lam * e on. ``Seconds(30)`` in place
+      of a number is for ranks that are not equally fast, in processes: each makes as many as it can, and the mean is
+      weighted by them (:mod:`.clock`).
     - ``decay``: of the residual, once an exchange: p = u + decay * e.
     - ``outer``: what x does with d = mean C(p), an optimiser of :mod:`thinwire.optimizers` that is given -d. With
       ``SGD(1.0)`` it is x - d. Its state is the same on every rank.
@@ -44,7 +48,7 @@ class Feedback(Method):
     Raises ``ValueError`` for a value out of its range, and ``CombinationError`` for switches that do not go together.
     """
 
-    steps: Count = field(default=1, kw_only=True, metadata=LATER)
+    steps: Count | Seconds = field(default=1, kw_only=True, metadata=LATER)
     decay: Fraction = field(default=1.0, kw_only=True, metadata=LATER)
     outer: Optimizer = field(default=SGD(1.0), kw_only=True, metadata=LATER)
     count: Literal["all", "senders"] = field(default="all", kw_only=True, metadata=LATER)
@@ -88,7 +92,15 @@ class Feedback(Method):
             )
 
     def _check_rounds(self) -> None:
-        name, most = type(self).__name__, self.steps // self.fragments
+        name = type(self).__name__
+        if isinstance(self.steps, Seconds):
+            if self.fragments > 1 or self.delay or self.estimate:
+                raise CombinationError(
+                    f"{name}(steps={self.steps!r}): fragments, a delay and estimates of steps need rounds of so many "
+                    f"steps: give a number"
+                )
+            return
+        most = self.steps // self.fragments
         require(
             self.steps % self.fragments == 0,
             f"{name}(steps={self.steps}, fragments={self.fragments}): fragments take turns within a round, so give "
@@ -113,7 +125,12 @@ class Feedback(Method):
     @property
     def rounds(self) -> Rounds:
         """When what is sent and applied."""
-        return Rounds(self.steps, self.fragments, self.delay)
+        return Rounds(self.length, self.fragments, self.delay)
+
+    @property
+    def length(self) -> int:
+        """Steps of a round. Of one by the clock it is not known, and a number stands for it that is above 1."""
+        return BY_THE_CLOCK if isinstance(self.steps, Seconds) else self.steps
 
     @property
     def link(self) -> Link | None:
@@ -138,7 +155,7 @@ class Feedback(Method):
     @property
     def averages(self) -> bool:
         """Whether an exchange is the mean of ranks' models and nothing else. x is then that mean, to the bit."""
-        return self.steps > 1 and not (self.owes or self.delay or self.estimate) and self.plain
+        return self.length > 1 and not (self.owes or self.delay or self.estimate) and self.plain
 
     @property
     def plain(self) -> bool:

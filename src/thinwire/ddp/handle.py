@@ -22,10 +22,10 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from ..config import complete
-from ..errors import CombinationError, check, require
+from ..errors import CombinationError, require
 from ..key import Key
 from ..version import code_version
-from ..wire import VERSION, dumps, loads, restore
+from ..wire import VERSION, dumps
 from .collectives import Group, Talk, Traffic, gather, mean
 from .feedback import Method
 from .handshake import compare
@@ -73,6 +73,11 @@ class Compressed(ABC):
     def ledger(self) -> Traffic:
         """Bytes that this rank gave to collectives. With a delay they are waited for that are on their way."""
         return self.group.total()
+
+    @property
+    def exchanges(self) -> int:
+        """How many exchanges there were (of each fragment)."""
+        return self.step
 
     @property
     def lam(self) -> float | None:
@@ -163,7 +168,7 @@ class Compressed(ABC):
             self.take(first)
             vars(self.ledger).update(first["ledger"])
         else:
-            ranks, steps = {one["ranks"] for one in states}, {one["step"] for one in states}
+            ranks, steps = {one["ranks"] for one in states}, {one.get("clock", [one["step"]])[0] for one in states}
             whole = ranks == {len(states)} and sorted(one["rank"] for one in states) == list(range(len(states)))
             require(whole and len(steps) == 1, "these are not the states of all ranks at one step")
             self.merge(states)
@@ -386,14 +391,3 @@ def _about_to_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
 def parameters(optimizer: Optimizer) -> list[Any]:
     """Those of all its groups: parameters, or tensors where it was given such."""
     return [p for group in optimizer.param_groups for p in group["params"]]
-
-
-def freeze(kept: Any) -> Tensor:
-    """A link's state as a tensor of bytes, which torch saves without pickling classes."""
-    return torch.frombuffer(bytearray(dumps(kept)), dtype=torch.uint8)
-
-
-def thaw(data: Any, like: Any) -> Any:
-    """What :func:`freeze` froze, with the types of ``like``."""
-    check(isinstance(data, Tensor) and data.dtype == torch.uint8, "a link's state")
-    return restore(loads(data.numpy().tobytes(), max_depth=100, max_values=None, finite=False), like)

@@ -37,6 +37,7 @@ from ..params import Params
 from ..ranges import BelowOne, Count, Fraction, Natural, NonNegative
 from ..wire import State
 from .feedback import Feedback
+from .rounds import Seconds
 
 __all__ = ["DeMo", "DetachedLoCo", "DiLoCo", "DisTrO", "LocalSGD", "SparseLoCo", "StreamingDiLoCo"]
 
@@ -63,7 +64,7 @@ class LocalSGD(Local):
 
     paper = "Stich, ICLR 2019, arXiv:1805.09767"
 
-    steps: Count = 20
+    steps: Count | Seconds = 20
     link: Link = Dense()
 
 
@@ -81,7 +82,7 @@ class DiLoCo(Local):
 
     paper = "Douillard et al., 2023, arXiv:2311.08105"
 
-    steps: Count = 500
+    steps: Count | Seconds = 500
     link: Link = Dense()
     outer: Optimizer = field(default=Nesterov(0.7, 0.9), kw_only=True)
 
@@ -100,7 +101,7 @@ class StreamingDiLoCo(DiLoCo):
 
     paper = "Douillard et al., 2025, arXiv:2501.18512"
 
-    steps: Count = 100
+    steps: Count | Seconds = 100
     fragments: Count = 4
     delay: Natural = 5
     mix: BelowOne = field(default=0.5, kw_only=True)
@@ -121,7 +122,7 @@ class SparseLoCo(Local):
 
     paper = "Sarfi, Thérien, Lidin, Belilovsky, 2025, arXiv:2508.15706"
 
-    steps: Count = 30
+    steps: Count | Seconds = 30
     k: Count = 64
     decay: Fraction = field(default=0.95, kw_only=True)
     count: Literal["all", "senders"] = field(default="senders", kw_only=True)
@@ -144,7 +145,7 @@ class DetachedLoCo(SparseLoCo):
 
     paper = "Sarfi et al., 2025, arXiv:2508.15706, with the point of Xu, Huang, ICML 2022"
 
-    steps: Count = 20
+    steps: Count | Seconds = 20
     lam: Fraction = field(default=0.5, kw_only=True)
     outer: Optimizer = field(default=SGD(2.0), kw_only=True)
 

@@ -15,6 +15,7 @@ from torch import nn
 from ..key import Key
 from ..ranges import Count, check_ranges, of_argument
 from .average import average, ends
+from .clock import refuse
 from .collectives import Traffic, together
 from .exchange import advance, start
 from .feedback import Feedback, Method
@@ -31,6 +32,7 @@ def predict(method: Method, model: nn.Module, ranks: Count, steps: Count) -> Tra
     below 1, and what :func:`~thinwire.ddp.compress` raises for a model that cannot be compressed.
     """
     check_ranges(_Size, {"ranks": ranks, "steps": steps}, of_argument)
+    refuse(method, "a prediction is for a number of steps")
     named = [(n, nn.Parameter(p.detach().cpu().clone())) for n, p in model.named_parameters() if p.requires_grad]
     vector = Vector(named, method.fragments if isinstance(method, Feedback) else 1)
     draw, traffic = torch.Generator().manual_seed(0), Traffic()

@@ -15,9 +15,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import NamedTuple
 
+from ..config import Config
 from ..errors import require
+from ..ranges import Rate
+
+
+@dataclass(frozen=True)
+class Seconds(Config):
+    """In place of a number of steps: a round ends so many seconds after the last exchange. See :mod:`.clock`."""
+
+    example = "Seconds(30)"
+
+    seconds: Rate = 30.0
 
 
 class Due(NamedTuple):

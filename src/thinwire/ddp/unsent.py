@@ -41,8 +41,8 @@ def owe(
         e.sub_(w)  # p = u + e, and w is u
     for a, b, part in frozen:
         p[a:b] = part
-    if method.steps > 1 and (method.estimate or not method.owes):
+    if method.length > 1 and (method.estimate or not method.owes):
         torch.sub(x, w if method.estimate else p, out=w)
     else:
-        to = method.at_rest if method.steps == 1 else lam
+        to = method.at_rest if method.length == 1 else lam
         w.copy_(x) if not to else torch.sub(x, e, alpha=to, out=w)

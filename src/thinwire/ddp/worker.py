@@ -22,6 +22,7 @@ from ..train.given import refuse_moving
 from ..train.precision import without_cache
 from ..wire import Packet, State, restore
 from .average import LinkEnds, average, ends
+from .clock import refuse
 from .collectives import Talk
 from .exchange import advance, output, place, settle, start
 from .feedback import Feedback, Method
@@ -61,6 +62,7 @@ class Worker:
     ) -> None:
         self.module, self.method = module, method
         refuse_moving(module)
+        refuse(method, "workers of one process make a number of steps")
         named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
         require(bool(named), "the model has no trainable parameters: nothing would be sent")
         fragments = method.fragments if isinstance(method, Feedback) else 1

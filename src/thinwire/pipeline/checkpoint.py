@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..ddp.handle import freeze, thaw
+from ..ddp.frozen import freeze, thaw
 from ..errors import WireError, require
 from ..wire import State
 from .memory import copy_state, in_order, is_channels_last

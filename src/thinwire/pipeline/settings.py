@@ -62,7 +62,7 @@ def settle(settings: Settings) -> Settings:
     fits = isinstance(average, Feedback | Hook)
     require(fits, f"average={average!r}: what replicas send, a method such as DEF(ratio=64) or Hook(TopK(0.01))")
     if isinstance(average, Feedback) and not average.rounds.single:
-        way = "steps=1" if average.steps > 1 else "delay=0"
+        way = "steps=1" if average.length > 1 else "delay=0"
         raise CombinationError(
             f"average={average!r}: replicas of a pipeline exchange after every step: take {way}, or compress() a "
             f"whole model"

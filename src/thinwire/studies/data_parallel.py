@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from ..config import complete
 from ..ddp.feedback import Feedback, Method
 from ..ddp.methods import METHODS, Hook
+from ..ddp.rounds import Seconds
 from ..ddp.simulation import Setting, Simulation
 from ..ddp.worker import Worker, enough
 from ..errors import ExpressionError, nearest, require
@@ -36,7 +37,7 @@ def method(text: str, use: Sequence[str] = ()) -> Method:
 
     ``use`` are modules with methods or links of the user's own.
     """
-    methods, names = dict(METHODS), vocabulary()
+    methods, names = dict(METHODS), {**vocabulary(), "Seconds": Seconds}
     for name, cls in own(use).items():
         (methods if issubclass(cls, Method) else names)[name] = cls
     outer = text.strip().partition("(")[0].strip()

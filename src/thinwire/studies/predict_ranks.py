@@ -45,7 +45,7 @@ def rehearse(methods: Sequence[Method], problem: Problem, ranks: Count) -> list[
     for method in methods:
         steps = 2
         if isinstance(method, Feedback):
-            steps = method.steps * max(2, math.ceil(EVERY / method.steps), method.every or 0)
+            steps = method.length * max(2, math.ceil(EVERY / method.length), method.every or 0)
         traffic = predict(method, module, ranks, steps)
         made.append(Exchanges(repr(method), traffic.bytes / steps, traffic.received(ranks) / steps, dense))
     return made
