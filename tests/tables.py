@@ -52,6 +52,11 @@ class Link:
 KEEPS = "needs a link that always keeps a part of what it is given (a contraction);"
 GROWS = "does not say so (contraction = True in its class), and the residual would grow without bound"
 
+SUMS = (
+    "a sum is all that the server learns, and packets of this link cannot be added: take a linear one, such as "
+    "Dense(), RandK(0.01), RandomBlock(64) or CountSketch(...)"
+)
+
 LINKS = [
     Link(
         "Dense",
@@ -230,6 +235,40 @@ LINKS = [
         },
         floats={"DropoutAvg(0.2)": 800.0},
         measured=("DropoutAvg(0.5)",),
+    ),
+    Link(
+        "SecureSum",
+        laws={
+            "SecureSum(bits=16, clip=4.0)": (1_160, "l"),
+            "SecureSum(RandK(0.1), bits=16, clip=4.0)": (130, "l"),
+            "SecureSum(RandomBlock(10.0), bits=24, clip=8.0, most=64)": (144, "l"),
+            "SecureSum(Flat(Projection(40)), bits=16, clip=32.0)": (140, "l"),
+            "SecureSum(Half(), bits=20, clip=4.0, most=30)": (1_110, "l"),
+        },
+        refused={
+            "SecureSum(bits=1)": "SecureSum(bits=1): bits must be from 2 to 32",
+            "SecureSum(clip=0.0)": "SecureSum(clip=0.0): clip must be positive",
+            "SecureSum(bits=32, most=10000000000)": (
+                "SecureSum(bits=32, most=10000000000): a sum has 66 bits, and must have at most 62"
+            ),
+            "SecureSum(neighbours=4, threshold=5)": (
+                "SecureSum(neighbours=4, threshold=5): no more can answer than there are neighbours"
+            ),
+        },
+        conflicts={
+            "SecureSum(TopK(0.1))": f"SecureSum(TopK(0.1)): {SUMS}",
+            "SecureSum(LBGM(threshold=0.5))": f"SecureSum(LBGM(threshold=0.5)): {SUMS}",
+            "ErrorFeedback(SecureSum())": f"ErrorFeedback {KEEPS} SecureSum(bits=16) {GROWS}",
+        },
+        bytes={
+            # 26 bits a number: 3,250, and 5 of header
+            "SecureSum()": (3_255, 3_255),
+            "SecureSum(RandK(0.1))": (330, 330),
+        },
+        wire={"SecureSum(bits=8, clip=128.0, most=1)": "01 410104 03 04 01 fe"},
+        floats={"SecureSum()": 500.0},
+        unbiased={"SecureSum(bits=4, clip=24.0)": 0.08},
+        measured=("SecureSum(RandK(0.01))",),
     ),
     Link(
         "SignSGD",

@@ -356,7 +356,7 @@ def test_a_receiver_of_another_layout_refuses(row: Row) -> None:
 @linear
 def test_the_mean_of_packets_decodes_to_the_mean_of_what_was_sent(row: Row) -> None:
     generator = torch.Generator().manual_seed(2)
-    sent, packets, weights = [], [], [3.0, 1.0, 0.5, 10.0]
+    sent, packets, weights = [], [], [3.0, 1.0, 2.0, 10.0]
     for client in range(4):
         x = Params(LAYOUT, torch.randn(352, generator=generator))
         packet, seen, _ = row.link.send(x, row.link.open(LAYOUT.zeros())[0], key(5, client))
@@ -364,7 +364,7 @@ def test_the_mean_of_packets_decodes_to_the_mean_of_what_was_sent(row: Row) -> N
         sent.append(seen.flat.double())
     rx = row.link.open(LAYOUT.zeros())[1]
     got, _ = row.link.recv(row.link.mean(packets, weights), LAYOUT, rx, key(5, None))
-    expected = sum(w * s for w, s in zip(weights, sent, strict=True)) / 14.5
+    expected = sum(w * s for w, s in zip(weights, sent, strict=True)) / 16
     assert got.layout == LAYOUT
     assert (got.flat - expected).abs().max() < 3e-6  # some values are ten times those sent
     assert expected.abs().max() > 0.5
@@ -673,8 +673,9 @@ def test_a_nan_never_reaches_a_decoder(row: Row) -> None:
     second, _, tx = row.link.send(x, tx, key(1))  # of LBGM a scalar
     for packet in (first, second):
         spoiled = dumps(spoil(packet))
-        if spoiled == dumps(packet):  # signs alone; coded bytes, which have a test of their own
-            assert "s" in row.flags or any(coder in repr(row.link) for coder in ("Entropy", "TransformCoding"))
+        if spoiled == dumps(packet):  # signs or whole numbers alone; coded bytes, which have a test of their own
+            coders = ("Entropy", "TransformCoding", "SecureSum")
+            assert "s" in row.flags or any(coder in repr(row.link) for coder in coders)
             continue
         with pytest.raises(WireError, match="NaN or infinity"):
             loads(spoiled)

@@ -37,8 +37,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from ..errors import require
+from ..errors import CombinationError, require
 from ..links import Link
+from ..links.secure import holds_secret
 from ..ranges import Range
 from .feedback import Method, Ratio
 from .local import DeMo, DetachedLoCo, DiLoCo, DisTrO, LocalSGD, SparseLoCo, StreamingDiLoCo
@@ -212,6 +213,13 @@ class Hook(Method):
     """
 
     link: Link
+
+    def __post_init__(self) -> None:
+        if holds_secret(self.link):
+            raise CombinationError(
+                f"{self!r}: ranks exchange no keys, so a SecureSum would hide nothing: it is for replies of clients, "
+                f"FedAvg(up=SecureSum(...)), and here Hook(Dense()) is exact"
+            )
 
 
 METHODS: dict[str, type[Method]] = {name: globals()[name] for name in __all__ if name != "Method"}

@@ -47,6 +47,15 @@ class Ledger:
         """Enter what crossed."""
         self.rounds.setdefault(entry.round, []).append(entry)
 
+    def enter_framing(self, round: int, client: int, direction: Direction, size: int) -> None:
+        """Enter bytes beside a client's message of a round; where it sent none they are of a message of their own."""
+        entries = self.rounds.setdefault(round, [])
+        for number, entry in enumerate(entries):
+            if (entry.client, entry.direction) == (client, direction):
+                entries[number] = entry._replace(framing=entry.framing + size)
+                return
+        entries.append(Entry(round, client, direction, 0, size, used=False))
+
     def __iter__(self) -> Iterator[Entry]:
         for entries in self.rounds.values():
             yield from entries

@@ -11,7 +11,7 @@ import json
 import math
 import time
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ import torch
 
 from ..algorithms.base import Algorithm
 from ..config import complete
-from ..errors import NonFinite, RunError, WireError, require
+from ..errors import CombinationError, NonFinite, RunError, WireError, require
 from ..key import Key
 from ..params import Params
 from ..run.folder import Folder
@@ -38,6 +38,7 @@ from .mean import Mean
 from .messages import Form, Message, forms
 from .pool import Plan
 from .result import Record, Result
+from .secure.run import Secured
 from .setting import ClientsSetting
 from .storage import ClientStates, Ends
 from .stream import Parcel, Stream
@@ -83,6 +84,12 @@ class Rounds(Evaluation):
         self.norms, self.lengths = list[Norms](), Past()  # of this round's replies, and with "auto" of those before
         if clip is not None:
             check_clippable(algorithm, self.up)
+        self.secured = Secured.of(algorithm, self.up, setting, self.sample, str(seed))
+        if self.secured is not None and not self.clients_here:
+            raise CombinationError(
+                f"{algorithm!r}: clients of a deployment do not exchange the keys of a SecureSum, and the server would "
+                f"see their replies: take it out, or simulate"
+            )
         if privacy is not None:
             privacy.check(repr(algorithm), algorithm.weights, self.up.fields)
             self.clip = privacy.clip if privacy.clip < math.inf else None
@@ -214,6 +221,12 @@ class Rounds(Evaluation):
         """Enter what a client answered in this round into the ledger; ``blob`` is its reply."""
         own = self.up.own_part(blob) if blob and self.private is not None else 0
         self.ledger.add(Entry(self.round + 1, client, "up", len(blob), framing, 0, floats, used, own))
+
+    def enter_secret(self, up: Mapping[int, int], down: Mapping[int, int]) -> None:
+        """Enter the bytes of keys and shares, by client, into the ledger: they are framing."""
+        for client in up:
+            self.ledger.enter_framing(self.round + 1, client, "up", up[client])
+            self.ledger.enter_framing(self.round + 1, client, "down", down[client])
 
     def add(self, answer: Answer, body: Packet, rx: State, late: bool = False) -> State:
         """Take an answer, whose blob is ``body``, into the mean; returns the receiving ends' next states.

@@ -39,6 +39,7 @@ from .pool import Pool, Work
 from .rank_pool import Ranks
 from .result import Record
 from .rounds import Pending, Rounds
+from .secure.run import Gathering
 from .setting import Setting
 from .storage import Disk, Ends
 from .stream import Parcel
@@ -152,6 +153,7 @@ class Simulation(Rounds):
         delivered = {client: self._deliver(client, parcel) for client, parcel in zip(cohort, parcels, strict=True)}
         calls = {client: call for client, (call, _) in delivered.items()}
         active = [client for client in cohort if client not in silent]
+        secret = None if self.secured is None else Gathering(self.secured, cohort, key)
         ends = {client: self.states.get(client) for client in active}
         jobs = [self._job(*delivered[client], ends[client]) for client in active]
         if self.plan is None:
@@ -161,6 +163,8 @@ class Simulation(Rounds):
         lost, slowest, looks, replied = len(silent), 0.0, list[Record](), list[tuple[Answer, ClientState]]()
         changes = Changes(self.slot.layout) if self.manner.changes else None
         for client, reply in zip(active, self.pool.rounds(jobs, self.stream.view), strict=True):
+            if secret is not None:
+                reply = reply._replace(blob=secret.hide(client, reply.blob))
             answer = Answer.to(calls[client], NUMBER, reply, NUMBER, reply.seconds)
             used, seconds = self._arrive(calls[client], answer, reply.floats)
             if not used:
@@ -170,15 +174,22 @@ class Simulation(Rounds):
             looks += [{"client": client, **look} for look in reply.looks]
             if changes is not None:
                 changes.add(reply.noted, self.algorithm.weigh(reply.examples))
-            self.norms.append(reply.norms or {})
-            if self.clip == "auto":  # their bound is known when all are there
+            if secret is None:
+                self.norms.append(reply.norms or {})
+            if self.clip == "auto" or secret is not None:  # their bound, and their sum, are known when all are there
                 replied.append((answer, reply.next))
             else:
                 self._take(answer, reply.next, ends[client])
         if self.clip == "auto":
             self.bind(self.norms)
+        secrets = None if secret is None else secret.end(answer.client for answer, _ in replied)
+        if secret is not None:
+            self.enter_secret(secret.up, secret.down)
+            lost, replied = (lost, replied) if secrets else (lost + len(replied), [])
         for answer, own in replied:
             self._take(answer, own, ends[answer.client])
+        if self.secured is not None and secrets is not None:
+            self.secured.uncover(self.mean, secrets)
         self.pending.clear()
         before = self.algorithm.model(self.server) if self.manner.changes else None
         self.serve(key)

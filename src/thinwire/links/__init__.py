@@ -19,6 +19,7 @@ from .perclient import PerClient
 from .powersgd import PowerSGD
 from .projection import Projection
 from .quantize import QSGD, Int8, Ternary
+from .secure import SecureSum
 from .sign import ScaledSign, SignSGD
 from .sketch import CountSketch
 from .sparse import RandK, Sparse, TopK
@@ -63,6 +64,7 @@ __all__ = [
     "RandK",
     "RandomBlock",
     "ScaledSign",
+    "SecureSum",
     "SignSGD",
     "Sparse",
     "Switch",
