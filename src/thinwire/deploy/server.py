@@ -229,6 +229,7 @@ class Deployment(Rounds):
             raise
         except Exception as error:  # not WireError alone: what a link overlooks must not take the server with it
             self.refused += 1
+            self.refusals.add(client)
             self.enter_answer(client, b"", len(data), used=False)
             log.warning("round %d: an answer of client %d was refused: %s", key.round, client, error)
             raise WireError(f"round {key.round}, client {client}: {error}") from error
@@ -329,6 +330,7 @@ class Deployment(Rounds):
 
     def _refuse(self, client: int, error: Exception) -> None:
         self.refused += 1
+        self.refusals.add(client)
         raised = None if isinstance(error, ThinwireError) else error  # of another the log shows where it was raised
         text = "round %d: the answer of client %d was refused, the server cannot use it: %s"
         log.warning(text, self._key().round, client, error, exc_info=raised)
@@ -368,6 +370,8 @@ class Deployment(Rounds):
             "clip": self.clip,
             "start": "known" if self.known else "sent",
             "privacy": None if self.privacy is None else complete(self.privacy),
+            **({} if self.aggregate is None else {"aggregate": complete(self.aggregate)}),
+            **({} if self.expel is None else {"expel": self.expel}),
             "parameters": self.slot.layout.size,
             **self.downlink_fact(),
         }

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..algorithms.base import Algorithm
-from ..config import complete
+from ..config import complete, differing
 from ..errors import NonFinite, RunError, WireError, require
 from ..key import Key
 from ..params import Params
@@ -38,10 +38,13 @@ from .mean import Mean
 from .messages import Form, Message, forms
 from .pool import Plan
 from .result import Record, Result
+from .ruled import AGAIN, Centres, Strikes, check_rule, expel, follow, rule_of
 from .setting import ClientsSetting
 from .storage import ClientStates, Ends
 from .stream import Parcel, Stream
 from .views import Views, fewer
+
+OPTIONAL = ("cohort", "train", "clip", "aggregate", "expel", "attack")  # facts of runs to which they are given
 
 
 class Pending(NamedTuple):
@@ -83,6 +86,11 @@ class Rounds(Evaluation):
         self.norms, self.lengths = list[Norms](), Past()  # of this round's replies, and with "auto" of those before
         if clip is not None:
             check_clippable(algorithm, self.up)
+        self.aggregate, self.rule, self.expel = setting.aggregate, rule_of(setting.aggregate), setting.expel
+        self.centres, self.strikes, self.expelled = Centres(), Strikes(), list[int]()
+        self.refusals = set[int]()  # clients of whose replies one was refused in this round
+        if self.rule is not None:
+            check_rule(self.rule, algorithm, self.up, self.sample)
         if privacy is not None:
             privacy.check(repr(algorithm), algorithm.weights, self.up.fields)
             self.clip = privacy.clip if privacy.clip < math.inf else None
@@ -137,8 +145,8 @@ class Rounds(Evaluation):
 
     def gather(self) -> None:
         """Begin to add replies."""
-        self.mean = Mean(self.up, self.bounds if self.clip == "auto" else self.clip)
-        self.losses, self.examples = 0.0, 0
+        self.mean = Mean(self.up, self.bounds if self.clip == "auto" else self.clip, self.rule, self.centres)
+        self.losses, self.examples, self.replied = 0.0, 0, set[int]()
 
     def bind(self, norms: Sequence[Norms]) -> None:
         """Say how long the replies of this round are, before any is added: ``clip="auto"`` goes by it."""
@@ -153,13 +161,18 @@ class Rounds(Evaluation):
         key = Key(self.seed, self.round + 1)
         message = self.algorithm.broadcast(self.server, self.stream.view.state)
         self.stream.publish(message, self.buffers, key)
-        self.norms = []
+        self.norms, self.refusals = [], set()
         self.gather()
         return key
 
     def draw_cohort(self, key: Key, available: Iterable[int] | None = None) -> list[int]:
-        """The round's cohort: ``sample`` of the clients that are there (None: all), in their order."""
+        """The round's cohort: ``sample`` of the clients that are there (None: all), in their order.
+
+        Those that were expelled are not drawn.
+        """
         order = torch.randperm(self.num_clients, generator=key.generator("sample"), device="cpu")
+        if self.expelled:
+            order = order[~torch.isin(order, torch.tensor(self.expelled, device="cpu"))]
         if available is not None:
             order = order[torch.isin(order, torch.tensor(sorted(available), dtype=torch.int64, device="cpu"))]
         return sorted(order[: self.sample].tolist())
@@ -226,6 +239,7 @@ class Rounds(Evaluation):
             rx = self.mean.add(answer.client, weight, body, rx, key, late, partial(self.admit, examples))
         except WireError as error:
             raise WireError(f"round {key.round}, client {key.client}: {error}") from error
+        self.replied.add(answer.client)
         if answer.steps:  # a client may answer without training
             self.losses, self.examples = self.losses + answer.loss * examples, self.examples + examples
         return rx
@@ -242,10 +256,12 @@ class Rounds(Evaluation):
     def serve(self, key: Key) -> None:
         """The server's half of the round, given the replies that were added. Raises :class:`NonFinite`."""
         self.server, self.buffers = self.next_server(key)
+        if self.mean.ruled is not None and self.mean.enough:
+            self.centres = self.mean.ruled.centres
 
     def next_server(self, key: Key) -> tuple[State, Params | None]:
         """The server's state and the buffers after the replies that were added. Raises :class:`NonFinite`."""
-        if not self.mean.whole:
+        if not self.mean.enough:
             return self.server, self.buffers
         mean, buffers = self.mean.result(key)
         if self.privacy is not None:
@@ -272,6 +288,7 @@ class Rounds(Evaluation):
         record = self._record(self.losses / self.examples if self.examples else None, replies, lost)
         self.by_client = None
         record |= self._lengths()
+        record |= self._judge()
         record |= self.evaluate() if evaluate else {}
         record["seconds"] = time.perf_counter() - self.began
         self.records.append(record)
@@ -303,7 +320,33 @@ class Rounds(Evaluation):
             self.lengths = following(self.lengths, self.norms)
         return record
 
+    def _judge(self) -> Record:
+        """Whose replies were far off, who is so again and again, and who is left out from now on."""
+        ruled, far = self.mean.ruled, set[int]()
+        record: Record = {}
+        if ruled is not None:
+            far = ruled.far
+            record["far"] = sorted(far)
+            record |= {} if ruled.enough else {"too_few": len(ruled.clients)}
+        self.strikes = follow(self.strikes, self.replied, far | self.refusals)
+        self.expelled = expel(self.expelled, self.strikes, self.expel, self.num_clients)
+        if again := [[client, times] for client, times in self.strikes.items() if times >= AGAIN]:
+            record["again"] = again
+        return record | ({"expelled": list(self.expelled)} if self.expelled else {})
+
     # -- to disk and back -----------------------------------------------------
+
+    def open(self, folder: Folder, resume: bool) -> None:
+        """As for every run; and of what a run has a fact only where it is given, both have to have it."""
+        about, facts = (folder.about() or {}) if resume else {}, self.facts()
+        for name in OPTIONAL:
+            if name in about and name not in facts:
+                raise RunError(f"{folder.path} is another run: its {differing(name, about[name], None)}")
+        super().open(folder, resume)
+
+    @abstractmethod
+    def facts(self) -> dict[str, Any]:
+        """What, besides the algorithm, makes this run what it is."""
 
     def fingerprint(self) -> dict[str, Any]:
         """What a checkpoint must agree on to be continued."""
@@ -370,6 +413,8 @@ class Rounds(Evaluation):
             "buffers": self.buffers,
             "stream": self.stream.state(),
             **({"norms": self.lengths} if self.clip == "auto" else {}),
+            **({"centres": self.centres} if self.centres else {}),
+            **({"strikes": [self.strikes, self.expelled]} if self.strikes or self.expelled else {}),
         }
 
     def restore(self, packet: Packet) -> None:
@@ -386,4 +431,5 @@ class Rounds(Evaluation):
         self.round, self.clock, self.plan = packet["round"], packet["clock"], packet["plan"]
         self.server, self.buffers = restore(packet["server"], self.server), restore(packet["buffers"], self.buffers)
         self.stream.load(packet["stream"], Key(self.seed))
-        self.lengths = packet.get("norms") or {}
+        self.lengths, self.centres = packet.get("norms") or {}, packet.get("centres") or {}
+        self.strikes, self.expelled = packet.get("strikes") or ({}, [])

@@ -7,7 +7,7 @@ state of an algorithm or a link.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from torch import nn
 
 from ..algorithms.auto import runnable
 from ..algorithms.base import Algorithm
-from ..config import differing
 from ..errors import CombinationError, RunError, WireError, require
 from ..key import Key
 from ..links import PerClient
@@ -31,8 +30,9 @@ from ..train.slot import Slot, floats, make_module
 from ..train.threads import one_thread
 from ..wire import Packet
 from .changes import MODELS, Changes, keep
-from .client import ClientState, Job, Manner, Training, adapt_model
+from .client import ClientState, Job, Manner, Reply, Training, adapt_model
 from .envelope import NUMBER, Answer, Call, Scales
+from .hostile import Hostile, honest_first, tell
 from .layer_bytes import LayerBytes
 from .own_tests import Model
 from .pool import Pool, Work
@@ -95,7 +95,9 @@ class Simulation(Rounds):
         if setting.network is not None:
             setting.network.check(len(tasks))
         setting.cohort(len(tasks))  # raises where there are fewer
-        require(cohort is None or setting.sample is None, f"sample={setting.sample}: the cohort is given")
+        for name in ("sample", "expel"):
+            given = getattr(setting, name)
+            require(cohort is None or given is None, f"{name}={given}: the cohort is given")
         self.cohort = None if cohort is None else [self._check_cohort(clients) for clients in cohort]
         empty = [i for i, task in enumerate(self.tasks) if len(task) == 0]
         require(
@@ -116,12 +118,17 @@ class Simulation(Rounds):
         fitting(slot, ((f"client_tests[{client}]", task) for client, task in enumerate(apart)))
         slot.probe(self.tasks, trains=train is None)
         super().__init__(algorithm, slot, len(tasks), setting, tested)
+        attack, hostile = setting.attack, None
+        if attack is not None:
+            hostile = Hostile.of(attack, self.up, len(tasks), setting.seed)
+            self.tasks = [attack.poison(t, self.tasks) if i in hostile.clients else t for i, t in enumerate(self.tasks)]
         self.scales = Scales()
         self.client_tests, self.measured = apart, setting.plan == "measured"
         self.plan = None if setting.plan == "measured" else setting.plan
         if setting.states == "disk" and out is not None:
             self.states = Disk(self.ends, Path(out) / "states", writes=rank() == 0)
-        self.manner = Manner(train, setting.records("looks"), setting.records("layers"), setting.clip == "auto")
+        looks, layers = setting.records("looks"), setting.records("layers")
+        self.manner = Manner(train, looks, layers, setting.clip == "auto", hostile)
         self.layers = LayerBytes(self.up, self.stream.form) if setting.records("bytes") else None
         own, begun = self.ends().own, self.start if self.known else None
         view, down = self.stream.view, self.stream.form
@@ -160,7 +167,7 @@ class Simulation(Rounds):
 
         lost, slowest, looks, replied = len(silent), 0.0, list[Record](), list[tuple[Answer, ClientState]]()
         changes = Changes(self.slot.layout) if self.manner.changes else None
-        for client, reply in zip(active, self.pool.rounds(jobs, self.stream.view), strict=True):
+        for client, reply in zip(active, self._replies(jobs, ends), strict=True):
             answer = Answer.to(calls[client], NUMBER, reply, NUMBER, reply.seconds)
             used, seconds = self._arrive(calls[client], answer, reply.floats)
             if not used:
@@ -201,6 +208,19 @@ class Simulation(Rounds):
         if self.layers is not None:
             record["layer_bytes"] = self.layers.record()
         return record
+
+    def _replies(self, jobs: Sequence[Job], ends: Mapping[int, Ends]) -> Iterator[Reply]:
+        """The replies of clients, in the order of ``jobs``."""
+        hostile = self.manner.hostile
+        if hostile is None or not hostile.attack.omniscient:
+            return self.pool.rounds(jobs, self.stream.view)
+
+        def about(replies: Mapping[int, Reply]) -> bytes:
+            keys = {job.key.client: job.key for job in jobs}
+            decoded = (self.up.recv(self.up.read(r.blob), ends[c].rx, keys[c])[0] for c, r in replies.items())
+            return tell(self.up, decoded, len(jobs) - len(replies))
+
+        return iter(honest_first(jobs, hostile.clients, lambda some: self.pool.rounds(some, self.stream.view), about))
 
     def _take(self, answer: Answer, own: ClientState, ends: Ends) -> None:
         """Add an answer to the mean, and commit both ends of its client's wire."""
@@ -286,10 +306,6 @@ class Simulation(Rounds):
 
     def open(self, folder: Folder, resume: bool) -> None:
         """Start a run in ``folder``, or continue the one that is there. Of several ranks all look, then one writes."""
-        about = (folder.about() or {}) if resume else {}
-        for name in ("cohort", "train", "clip"):  # of which a run has a fact only where they are given
-            if name in about and name not in self.facts():
-                raise RunError(f"{folder.path} is another run: its {differing(name, about[name], None)}")
         if rank() == 0:
             barrier()
         super().open(folder, resume)

@@ -20,6 +20,7 @@ from ..links.subspace import Basis
 from ..optimizers import Optimizer
 from ..pipeline.schedule import Schedule as Parts
 from ..pipeline.stored import AQSGD
+from ..robust import Aggregator, Attack
 from ..schedules import Schedule
 from . import KINDS as STUDIES
 from .expressions import own
@@ -43,6 +44,8 @@ KINDS: dict[type, str] = {
     Parts: "pipeline schedule",
     AQSGD: "pipeline link",
     Optimizer: "server optimiser",
+    Aggregator: "aggregator",
+    Attack: "attack",
     Schedule: "learning rate",
     Split: "split",
     Augment: "augmentation",
