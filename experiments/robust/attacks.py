@@ -5,8 +5,8 @@ Two of the ten are hostile. Each rule is tried under each attack, and without on
 feedback, LBGM and Auto. The last attack is one on what a link remembers: on the multiplier of LBGM, on the residual of
 error feedback. Rules are told of two hostile clients; Bulyan can bear one among ten.
 
-    python experiments/robust/attacks.py [--only dense --only top-k --only LBGM --only Auto] [--rounds 25] [--seeds 1]
-        [--into experiments/robust/results/attacks.jsonl]
+    python experiments/robust/attacks.py [--only dense --only top-k --only LBGM --only Auto] [--split iid]
+        [--split "Dirichlet(0.3)"] [--rounds 25] [--seeds 1] [--into experiments/robust/results/attacks.jsonl]
 """
 
 from __future__ import annotations
@@ -77,12 +77,15 @@ def judged(result: tw.Result, attack: tw.Attack | None, seed: int) -> dict[str, 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", choices=list(METHODS))
+    parser.add_argument("--split", action="append", choices=list(SPLITS))
     parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--into", type=Path, default=Path(__file__).parent / "results" / "attacks.jsonl")
     given = parser.parse_args()
     for seed in range(given.seeds):
         for split, dealt in SPLITS.items():
+            if given.split and split not in given.split:
+                continue
             problem = standard("digits", clients=CLIENTS, split=dealt, seed=seed)
             for name, method in METHODS.items():
                 if given.only and name not in given.only:
