@@ -216,7 +216,7 @@ def test_a_deployment_names_and_leaves_out_a_client_whose_answers_are_refused(tm
     assert server.records[2]["again"] == [[2, 3]]
     assert [record.get("expelled") for record in server.records] == [None, None, [2], [2]]
     parties.serve()
-    assert parties.server.expelled == [2]
+    assert parties.server.suspects.expelled == [2]
     assert 2 not in parties.server.begin()
 
 

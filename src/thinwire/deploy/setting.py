@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
+from ..config import complete
 from ..errors import require
 from ..federated.clip import Clip
 from ..federated.privacy import Privacy
@@ -70,6 +71,11 @@ class Setting(ClientsSetting):
         first = cohort if self.take is None else self.take
         require(0 < first <= cohort, f"take={self.take}: it must be between 1 and the {cohort} sampled")
         return first
+
+    def optional_facts(self) -> dict[str, Any]:
+        """The fields that runs of before them have not, where they are given, as they are recorded."""
+        values = {"aggregate": self.aggregate and complete(self.aggregate), "expel": self.expel}
+        return {name: value for name, value in values.items() if value is not None}
 
     def most_of_each(self, clients: int) -> list[int]:
         """How many examples each client is believed to have; empty where any number is."""

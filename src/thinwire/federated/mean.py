@@ -64,19 +64,24 @@ class Mean:
         key: Key,
         late: bool = False,
         admit: Callable[[Message], Message] | None = None,
+        discount: float = 1.0,
     ) -> State:
         """Take in one reply, whole or not at all; returns the receiving ends' next states. Raises ``WireError``.
 
         One that is ``late``, of a round before (``key`` is that round's), is decoded by itself. With ``clip``,
-        ``admit`` is what the method makes of a reply whose Params fields have been clipped.
+        ``admit`` is what the method makes of a reply whose Params fields have been clipped. With a ``discount`` each
+        field of a late reply that is averaged counts that much, norm statistics aside.
         """
-        pairs = enumerate(zip(self.form.check(body), rx, strict=True))
-        taken = [self._take(i, packet, end, key, late) for i, (packet, end) in pairs]
+        packets = enumerate(zip(self.form.check(body), rx, strict=True))
+        taken = [self._take(i, packet, end, key, late) for i, (packet, end) in packets]
         values = [value for value, _ in taken]
         for leaf, value in zip(self.form.leaves, values, strict=True):
             self._check_bounds(client, leaf.name, value if isinstance(value, Params) or leaf.link is None else value[1])
         if self.clip is not None:
             values = self._clip(client, values, admit)
+        if discount != 1.0:
+            pairs = zip(self.form.leaves, values, strict=True)
+            values = [x * discount if leaf.kind == "mean" and not leaf.statistics else x for leaf, x in pairs]
         for i, (leaf, value) in enumerate(zip(self.form.leaves, values, strict=True)):
             if self.ruled is not None and self.ruled.rules(leaf):
                 self.ruled.add(i, value)

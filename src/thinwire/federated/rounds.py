@@ -13,12 +13,12 @@ import time
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from ..algorithms.base import Algorithm
-from ..config import complete, differing
+from ..config import complete
 from ..errors import NonFinite, RunError, WireError, require
 from ..key import Key
 from ..params import Params
@@ -38,20 +38,11 @@ from .mean import Mean
 from .messages import Form, Message, forms
 from .pool import Plan
 from .result import Record, Result
-from .ruled import AGAIN, Centres, Strikes, check_rule, expel, follow, rule_of
+from .ruled import Centres, Suspects, check_rule, rule_of
 from .setting import ClientsSetting
-from .storage import ClientStates, Ends
+from .storage import ClientStates, Ends, Pending
 from .stream import Parcel, Stream
 from .views import Views, fewer
-
-OPTIONAL = ("cohort", "train", "clip", "aggregate", "expel", "attack")  # facts of runs to which they are given
-
-
-class Pending(NamedTuple):
-    """The server's sending ends after a call that is not answered yet."""
-
-    tx: State = None  # of `personal`
-    down: State = None
 
 
 class Rounds(Evaluation):
@@ -64,6 +55,7 @@ class Rounds(Evaluation):
 
     unit = "round"
     extends = True
+    optional = ("cohort", "train", "clip", "aggregate", "expel", "buffer", "attack")
     incarnation: int  # which of the runs of one digest, for the clients
 
     def __init__(
@@ -86,11 +78,10 @@ class Rounds(Evaluation):
         self.norms, self.lengths = list[Norms](), Past()  # of this round's replies, and with "auto" of those before
         if clip is not None:
             check_clippable(algorithm, self.up)
-        self.aggregate, self.rule, self.expel = setting.aggregate, rule_of(setting.aggregate), setting.expel
-        self.centres, self.strikes, self.expelled = Centres(), Strikes(), list[int]()
-        self.refusals = set[int]()  # clients of whose replies one was refused in this round
+        self.rule, self.centres = rule_of(setting.aggregate), Centres()
+        self.suspects, self.discount = Suspects(setting.expel, num_clients), setting.discount
         if self.rule is not None:
-            check_rule(self.rule, algorithm, self.up, self.sample)
+            check_rule(self.rule, algorithm, self.up, setting.replies(num_clients))
         if privacy is not None:
             privacy.check(repr(algorithm), algorithm.weights, self.up.fields)
             self.clip = privacy.clip if privacy.clip < math.inf else None
@@ -161,21 +152,21 @@ class Rounds(Evaluation):
         key = Key(self.seed, self.round + 1)
         message = self.algorithm.broadcast(self.server, self.stream.view.state)
         self.stream.publish(message, self.buffers, key)
-        self.norms, self.refusals = [], set()
+        self.norms = []
         self.gather()
         return key
 
-    def draw_cohort(self, key: Key, available: Iterable[int] | None = None) -> list[int]:
-        """The round's cohort: ``sample`` of the clients that are there (None: all), in their order.
+    def draw_cohort(self, key: Key, available: Iterable[int] | None = None, count: int | None = None) -> list[int]:
+        """The round's cohort: ``count`` (None: ``sample``) of the clients that are there (None: all), in their order.
 
         Those that were expelled are not drawn.
         """
         order = torch.randperm(self.num_clients, generator=key.generator("sample"), device="cpu")
-        if self.expelled:
-            order = order[~torch.isin(order, torch.tensor(self.expelled, device="cpu"))]
+        if self.suspects.expelled:
+            order = order[~torch.isin(order, torch.tensor(self.suspects.expelled, device="cpu"))]
         if available is not None:
             order = order[torch.isin(order, torch.tensor(sorted(available), dtype=torch.int64, device="cpu"))]
-        return sorted(order[: self.sample].tolist())
+        return sorted(order[: self.sample if count is None else count].tolist())
 
     @abstractmethod
     def rate(self, client: int) -> float:
@@ -236,7 +227,8 @@ class Rounds(Evaluation):
         key, examples = self.at(answer.client, answer), answer.examples
         weight = self.algorithm.weigh(examples)
         try:
-            rx = self.mean.add(answer.client, weight, body, rx, key, late, partial(self.admit, examples))
+            admit, discount = partial(self.admit, examples), self.discount(self.round + 1 - answer.round)
+            rx = self.mean.add(answer.client, weight, body, rx, key, late, admit, discount)
         except WireError as error:
             raise WireError(f"round {key.round}, client {key.client}: {error}") from error
         self.replied.add(answer.client)
@@ -287,8 +279,7 @@ class Rounds(Evaluation):
         self.round, self.clock = self.round + 1, self.clock + seconds
         record = self._record(self.losses / self.examples if self.examples else None, replies, lost)
         self.by_client = None
-        record |= self._lengths()
-        record |= self._judge()
+        record |= self._lengths() | self.suspects.judge(self.mean.ruled, self.replied)
         record |= self.evaluate() if evaluate else {}
         record["seconds"] = time.perf_counter() - self.began
         self.records.append(record)
@@ -320,33 +311,7 @@ class Rounds(Evaluation):
             self.lengths = following(self.lengths, self.norms)
         return record
 
-    def _judge(self) -> Record:
-        """Whose replies were far off, who is so again and again, and who is left out from now on."""
-        ruled, far = self.mean.ruled, set[int]()
-        record: Record = {}
-        if ruled is not None:
-            far = ruled.far
-            record["far"] = sorted(far)
-            record |= {} if ruled.enough else {"too_few": len(ruled.clients)}
-        self.strikes = follow(self.strikes, self.replied, far | self.refusals)
-        self.expelled = expel(self.expelled, self.strikes, self.expel, self.num_clients)
-        if again := [[client, times] for client, times in self.strikes.items() if times >= AGAIN]:
-            record["again"] = again
-        return record | ({"expelled": list(self.expelled)} if self.expelled else {})
-
     # -- to disk and back -----------------------------------------------------
-
-    def open(self, folder: Folder, resume: bool) -> None:
-        """As for every run; and of what a run has a fact only where it is given, both have to have it."""
-        about, facts = (folder.about() or {}) if resume else {}, self.facts()
-        for name in OPTIONAL:
-            if name in about and name not in facts:
-                raise RunError(f"{folder.path} is another run: its {differing(name, about[name], None)}")
-        super().open(folder, resume)
-
-    @abstractmethod
-    def facts(self) -> dict[str, Any]:
-        """What, besides the algorithm, makes this run what it is."""
 
     def fingerprint(self) -> dict[str, Any]:
         """What a checkpoint must agree on to be continued."""
@@ -414,7 +379,7 @@ class Rounds(Evaluation):
             "stream": self.stream.state(),
             **({"norms": self.lengths} if self.clip == "auto" else {}),
             **({"centres": self.centres} if self.centres else {}),
-            **({"strikes": [self.strikes, self.expelled]} if self.strikes or self.expelled else {}),
+            **self.suspects.state(),
         }
 
     def restore(self, packet: Packet) -> None:
@@ -432,4 +397,4 @@ class Rounds(Evaluation):
         self.server, self.buffers = restore(packet["server"], self.server), restore(packet["buffers"], self.buffers)
         self.stream.load(packet["stream"], Key(self.seed))
         self.lengths, self.centres = packet.get("norms") or {}, packet.get("centres") or {}
-        self.strikes, self.expelled = packet.get("strikes") or ({}, [])
+        self.suspects.load(packet)

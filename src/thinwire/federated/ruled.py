@@ -90,6 +90,37 @@ class Ruled:
         return float(total)
 
 
+class Suspects:
+    """Who is far off again and again. With ``most`` who was so in so many rounds on end is left out."""
+
+    def __init__(self, most: int | None, clients: int) -> None:
+        self.most, self.clients = most, clients
+        self.strikes, self.expelled = Strikes(), list[int]()
+        self.refused = set[int]()  # clients of whose replies one was refused in this round
+
+    def judge(self, ruled: Ruled | None, replied: Iterable[int]) -> dict[str, Any]:
+        """End a round in which these clients replied: what its record has of it."""
+        far = set[int]() if ruled is None else ruled.far
+        self.strikes = follow(self.strikes, replied, far | self.refused)
+        self.expelled, self.refused = expel(self.expelled, self.strikes, self.most, self.clients), set()
+        again = [[client, times] for client, times in self.strikes.items() if times >= AGAIN]
+        few = ruled is not None and not ruled.enough
+        return {
+            **({} if ruled is None else {"far": sorted(far)}),
+            **({"too_few": len(ruled.clients)} if ruled is not None and few else {}),
+            **({"again": again} if again else {}),
+            **({"expelled": list(self.expelled)} if self.expelled else {}),
+        }
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint: nothing where nobody is suspected."""
+        return {"suspects": [self.strikes, self.expelled]} if self.strikes or self.expelled else {}
+
+    def load(self, packet: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint."""
+        self.strikes, self.expelled = packet.get("suspects") or ({}, [])
+
+
 def follow(strikes: Mapping[int, int], replied: Iterable[int], bad: Iterable[int]) -> Strikes:
     """The strikes after a round in which these clients replied, and the replies of some were far off or refused."""
     after = {client: strikes.get(client, 0) + 1 for client in bad}

@@ -11,6 +11,7 @@ from ..ranges import Count, Range
 from ..robust import Aggregator, Attack
 from ..run.setting import BaseSetting
 from ..train.device import unusable, usable
+from .buffered import Buffered
 from .clip import Clip
 from .network import Network
 from .privacy import Privacy
@@ -53,6 +54,14 @@ class ClientsSetting(BaseSetting):
         require(fits, f"sample={self.sample}: it must be between 1 and the {clients} clients")
         return clients if self.sample is None else self.sample
 
+    def replies(self, clients: int) -> int:
+        """How many replies of so many clients a round has if none is lost."""
+        return self.cohort(clients)
+
+    def discount(self, steps: int) -> float:
+        """What a reply to a broadcast of so many steps ago counts beside its weight."""
+        return 1.0
+
 
 @dataclass(frozen=True)
 class Setting(ClientsSetting):
@@ -76,6 +85,10 @@ class Setting(ClientsSetting):
     - ``expel``: a client whose replies were far off in so many of its rounds one after another is not drawn any more;
       never as many as half of the clients. The record has them as ``expelled``. None: nobody is left out.
     - ``attack``: some of the clients are hostile (:mod:`thinwire.robust.attack`), such as ``SignFlip(0.2, scale=10)``.
+    - ``buffer``: clients train at their own pace, ``sample`` of them at any time, and a round is a step that the server
+      makes when so many replies are there (:class:`~thinwire.Buffered`). Replies on their way are held, and are in the
+      checkpoint. A round's record has ``staleness``, for how many steps each of its replies was on its way, and
+      ``in_flight``, how many still are. None: a round waits for its whole cohort.
     - ``device``: where models train, as torch names it. Another type of device moves the last bits.
     - ``plan``: whether small clients are trained as one ("together") or one by one ("each"). The two differ in
       the last bits. None chooses by a rule from model and sizes, the same every time: together are clients of one
@@ -145,14 +158,28 @@ class Setting(ClientsSetting):
     start: Literal["sent", "known"] = _field("sent", "The starting model: sent to clients, or known from the seed.")
     aggregate: Aggregator | None = _field(None, "How replies become one, e.g. Median() (default: the weighted mean).")
     expel: Count | None = _field(None, "Leave out clients whose replies were far off in so many rounds on end.")
+    buffer: Buffered | None = _field(None, "Asynchronous: step when so many replies are there, e.g. Buffered(5).")
     attack: Attack | None = _field(None, "What hostile clients do, e.g. SignFlip(0.2, scale=10) (default: none are).")
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        late = self.network is not None and self.network.deadline is not None
+        require(
+            self.buffer is None or not late,
+            f"buffer={self.buffer!r}: its server waits for nobody, so leave out the deadline of {self.network!r}",
+        )
         require(
             self.expel is None or rule_of(self.aggregate) is not None,
             f"expel={self.expel}: it goes by how far replies are from what aggregate= makes of them; give that too",
         )
+
+    def replies(self, clients: int) -> int:
+        """With a buffer as many as it holds."""
+        return super().replies(clients) if self.buffer is None else self.buffer.replies
+
+    def discount(self, steps: int) -> float:
+        """With a buffer what that says."""
+        return super().discount(steps) if self.buffer is None else self.buffer.discount(steps)
 
     def records(self, what: str) -> bool:
         """Whether ``record`` asks for "looks", "bytes", "layers", "gradients" or "models"."""
@@ -161,7 +188,7 @@ class Setting(ClientsSetting):
     def fixed_fields(self) -> dict[str, Any]:
         """The fields that a resumed run must agree on, as they are recorded: configurations as expressions."""
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in self.may_change}
-        for name in ("clip", "aggregate", "expel", "attack"):  # as runs of before these options have it
+        for name in ("clip", "aggregate", "expel", "buffer", "attack"):  # as runs of before these options have it
             if values[name] is None:
                 del values[name]
         return {name: complete(value) if isinstance(value, Config) else value for name, value in values.items()}

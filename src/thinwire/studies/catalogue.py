@@ -12,6 +12,7 @@ from ..config import Config
 from ..data import Augment, Split
 from ..ddp.feedback import Method
 from ..expression import settings, shape, vocabulary
+from ..federated.buffered import Buffered
 from ..federated.network import Network
 from ..federated.privacy import Privacy
 from ..federated.setting import Setting
@@ -51,6 +52,7 @@ KINDS: dict[type, str] = {
     Augment: "augmentation",
     Network: "network",
     Privacy: "privacy",
+    Buffered: "buffer",
     Setting: "setting",
     Basis: "random subspace",
     Config: "local training",
