@@ -21,6 +21,7 @@ from pages import (  # noqa: F401  pages fill TABLES
     TABLES,
     Missing,
     analysis,
+    buffered,
     claims,
     data_parallel,
     federated,
@@ -28,6 +29,7 @@ from pages import (  # noqa: F401  pages fill TABLES
     onepercent,
     personal,
     pipelined,
+    robust,
     users,
 )
 
@@ -41,6 +43,8 @@ PAGES = [
     "docs/measured/leakage.md",
     "docs/measured/personal.md",
     "docs/measured/pipeline.md",
+    "docs/measured/robust.md",
+    "docs/measured/buffered.md",
     "docs/methods/auto.md",
     *(f"docs/methods/{name}.md" for name in ("def", "domo", "flss", "intrinsic", "lbgm", "local-steps", "luar")),
     "docs/methods/transform-coding.md",

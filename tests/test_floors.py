@@ -30,6 +30,7 @@ FLOORS = [
     "local",
     "links",
     "optimizers",
+    "robust",
     "algorithms",
     "train",
     "run",

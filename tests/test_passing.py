@@ -49,6 +49,7 @@ WRITTEN = {
     "Layerwise": "by_layer floats fold look open recv residual scale send sparse",
     "Partition": "by_layer floats fold look open recv residual scale send sparse",
     "PerClient": "absolute by_layer contraction floats linear memory open recv send",
+    "SecureSum": "absolute by_layer check contraction feedback floats fold recv scale send shape sparse",
     "Switch": "by_layer check floats linear look open recv send",
 }
 SPARED = (*FLAGS.split(), "fold", "scale", "mean")  # of several links, whose flags are all of theirs

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import is_dataclass, replace
 from typing import Any
 
-from . import algorithms, federated, links, local, optimizers, schedules
+from . import algorithms, federated, links, local, optimizers, robust, schedules
 from .config import Config, fit
 from .errors import ExpressionError, nearest
 from .local import Trainer
@@ -33,7 +33,7 @@ def parse(text: str, defaults: Mapping[str, Any] | None = None, names: Mapping[s
 def vocabulary() -> dict[str, type]:
     """The classes that can be written in an expression: those of the packages' public names."""
     classes: dict[str, type] = {}
-    for package in (algorithms, federated, links, local, optimizers, schedules):
+    for package in (algorithms, federated, links, local, optimizers, robust, schedules):
         classes |= configurations({name: getattr(package, name) for name in package.__all__})
     return dict(sorted(classes.items()))
 

@@ -1,6 +1,6 @@
 """The public names: what `import thinwire as tw` finds. Each is listed once, in the `__all__` of its package."""
 
-from . import algorithms, errors, federated, links, local, losses, optimizers, params, schedules, task, wire
+from . import algorithms, errors, federated, links, local, losses, optimizers, params, robust, schedules, task, wire
 from .algorithms import *
 from .config import complete
 from .expression import parse
@@ -11,6 +11,7 @@ from .local import *
 from .losses import *
 from .optimizers import *
 from .params import *
+from .robust import *
 from .schedules import *
 from .studies.loading import load
 from .task import *
@@ -25,5 +26,6 @@ __all__ += losses.__all__
 __all__ += optimizers.__all__
 __all__ += params.__all__
 __all__ += federated.__all__
+__all__ += robust.__all__
 __all__ += schedules.__all__
 __all__ += task.__all__

@@ -45,6 +45,16 @@ OPTIONS: list[tuple[str, Any, str, str, str]] = [
         "--record loud: one of 'looks', 'bytes', 'layers', 'gradients', 'models', 'all' is expected",
     ),
     ("start", "known", "known", "drawn", "--start drawn: one of 'sent', 'known' is expected"),
+    ("aggregate", tw.Median(), "Median()", "1", "--aggregate 1: it is written like Median()"),
+    ("expel", 5, "5", "0", "--expel 0: it must be at least 1"),
+    ("buffer", tw.Buffered(2), "Buffered(2)", "2", "--buffer 2: it is written like Buffered(5)"),
+    (
+        "attack",
+        tw.SignFlip(0.5, 2.0),
+        "SignFlip(0.5, scale=2)",
+        "1",
+        "--attack 1: it is written like SignFlip(0.2, scale=10)",
+    ),
 ]
 
 
@@ -60,14 +70,20 @@ def ran(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
     return int(stop.value.code or 0)
 
 
-def test_every_option_is_recorded_and_read_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    # A bound of its own is refused beside that of `privacy`.
+# What is refused beside `privacy`, whose bound is its own and whose noise is that of a mean.
+APART = [("clip", "aggregate", "expel"), ("privacy",)]
+
+
+@pytest.mark.parametrize("out", APART, ids=str)
+def test_every_option_is_recorded_and_read_again(
+    out: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     options = [
-        word for name, _, typed, *_ in OPTIONS for word in (f"--{name.replace('_', '-')}", typed) if name != "clip"
+        word for name, _, typed, *_ in OPTIONS for word in (f"--{name.replace('_', '-')}", typed) if name not in out
     ]
     words = ["FedAvg(weights='uniform')", "--clients", "4", "--rounds", "1", *options, "--out", str(tmp_path / "out")]
     assert ran(monkeypatch, "run", *words) == 0
-    expected = Setting(**{name: value for name, value, *_ in OPTIONS if name != "clip"})
+    expected = Setting(**{name: value for name, value, *_ in OPTIONS if name not in out})
     assert json.loads((tmp_path / "out/study.json").read_text())["setting"] == tw.complete(expected)
     study = load(tmp_path / "out")
     assert isinstance(study, Federated)
@@ -116,8 +132,8 @@ def test_a_keyword_that_is_no_field_names_the_nearest(call: Any) -> None:
 
 
 def test_a_setting_can_be_typed_back() -> None:
-    for other in ("clip", "privacy"):  # which are not used together
-        setting = Setting(**{name: value for name, value, *_ in OPTIONS if name != other})
+    for out in APART:
+        setting = Setting(**{name: value for name, value, *_ in OPTIONS if name not in out})
         assert tw.parse(tw.complete(setting)) == tw.parse(repr(setting)) == setting
     assert repr(Setting()) == "Setting(seed=0)"
 

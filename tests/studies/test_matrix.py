@@ -42,6 +42,13 @@ def test_the_matrix_says_what_the_code_says_and_why(capsys: pytest.CaptureFixtur
     assert "PerClient goes around other links, not into them" in cells["Layerwise", "PerClient", "down"]
     assert "(a contraction)" in cells["ErrorFeedback", "EF21", "up"]
     assert cells["LBGM", "ErrorFeedback", "up"] == ""
+    for name in ("FedAvg", "SCAFFOLD", "LUAR", "FLSS", "Intrinsic", "FetchSGD"):
+        assert [cells[rule, name, "aggregate"] for rule in ("Median", "Krum", "Bulyan", "CenteredClip")] == [""] * 4
+    assert "takes each client's inner/update by itself" in cells["Median", "SoftPull", "aggregate"]
+    assert cells["Median", "FedPM", "aggregate"] == ""
+    assert "is a value as it is" in cells["NormClip", "FedPM", "aggregate"]
+    assert cells["RhoFlip", "LBGM", "attack"] == cells["ALIE", "TopK", "attack"] == ""
+    assert "is an attack on LBGM, which no uplink is" in cells["RhoFlip", "Dense", "attack"]
     # Nothing is refused for a reason that is not the methods' own.
     known = (
         "contraction",
@@ -54,7 +61,15 @@ def test_the_matrix_says_what_the_code_says_and_why(capsys: pytest.CaptureFixtur
         "memory itself",
         "models of their own",
     )
-    known = (*known, "cannot begin ahead", "there is one lam", "a sum is all that the server learns")
+    known = (
+        *known,
+        "cannot begin ahead",
+        "there is one lam",
+        "by itself",
+        "is a value as it is",
+        "is an attack on",
+        "a sum is all that the server learns",
+    )
     known = (*known, "Codec such as Half() is expected", "has none", "PerClient is for broadcasts")
     unknown = [
         r

@@ -99,6 +99,8 @@ class Algorithm(Own, Config, ABC):
     It names what server and clients both compute from every update that was sent, and what recycling would put out of
     step.
     """
+    scalable: ClassVar[bool] = True
+    """Whether a reply of half the length says half as much. Masks, and other values as they are, do not."""
     chained: ClassVar[bool] = False
     """Whether the first broadcast of a chain carries the final state of the chain before.
 

@@ -121,6 +121,7 @@ class FedPM(Algorithm):
     weights: Weights = field(default="uniform", kw_only=True)
 
     paper = "Isik et al., ICLR 2023, arXiv:2209.15328"
+    scalable = False
 
     def init(self, x: Params, num_clients: int, key: Key) -> Start:
         names = [name for name, shape in zip(x.layout.names, x.layout.shapes, strict=True) if len(shape) > 1]

@@ -29,8 +29,8 @@ from ..federated.network import measure_rate
 from ..federated.own_tests import unpack_metrics
 from ..federated.pool import Pool, Work
 from ..federated.result import Record
-from ..federated.rounds import Pending, Rounds
-from ..federated.storage import ClientStates, Disk, Ends, Unreadable
+from ..federated.rounds import Rounds
+from ..federated.storage import ClientStates, Disk, Ends, Pending, Unreadable
 from ..key import Key
 from ..run.folder import Folder
 from ..run.identity import data_digest
@@ -94,7 +94,7 @@ class Deployment(Rounds):
         setting = Setting.of(setting, fields)
         self.first, self.most_examples, self.mbit = setting.first(clients), setting.most_of_each(clients), setting.mbit
         module = model if isinstance(model, nn.Module) else make_module(model, setting.seed)
-        slot = Slot(algorithm.assemble(module, clients), setting.device)
+        slot, self.optional_facts = Slot(algorithm.assemble(module, clients), setting.device), setting.optional_facts()
         tested = None if test is None else as_task(test, floats=slot.layout.dtype)
         if tested is not None:
             require(len(tested) > 0, "the test set has no examples")
@@ -229,6 +229,7 @@ class Deployment(Rounds):
             raise
         except Exception as error:  # not WireError alone: what a link overlooks must not take the server with it
             self.refused += 1
+            self.suspects.refused.add(client)
             self.enter_answer(client, b"", len(data), used=False)
             log.warning("round %d: an answer of client %d was refused: %s", key.round, client, error)
             raise WireError(f"round {key.round}, client {client}: {error}") from error
@@ -329,6 +330,7 @@ class Deployment(Rounds):
 
     def _refuse(self, client: int, error: Exception) -> None:
         self.refused += 1
+        self.suspects.refused.add(client)
         raised = None if isinstance(error, ThinwireError) else error  # of another the log shows where it was raised
         text = "round %d: the answer of client %d was refused, the server cannot use it: %s"
         log.warning(text, self._key().round, client, error, exc_info=raised)
@@ -368,6 +370,7 @@ class Deployment(Rounds):
             "clip": self.clip,
             "start": "known" if self.known else "sent",
             "privacy": None if self.privacy is None else complete(self.privacy),
+            **self.optional_facts,
             "parameters": self.slot.layout.size,
             **self.downlink_fact(),
         }

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
+from ..config import complete
 from ..errors import require
 from ..federated.clip import Clip
 from ..federated.privacy import Privacy
 from ..federated.setting import ClientsSetting, Seed
 from ..ranges import Count
+from ..robust import Aggregator
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,12 @@ class Setting(ClientsSetting):
       until one is lost, and ``ByBandwidth`` chooses by it (for a client whose answers are then too small to be measured
       it goes on to). It may be another when a run goes on.
     - ``seed``: of the model, of who is sampled, of batches and of what links draw.
+    - ``aggregate``: the rule by which answers become one (:mod:`thinwire.robust`), such as ``Median()``. It comes after
+      ``clip``. A round's record has ``far``, the clients whose answers were more than three times the median distance
+      from the result, and ``again``, those that were so, or had an answer refused, in three or more rounds one after
+      another, with how many. None: the weighted mean.
+    - ``expel``: a client whose answers were far off or refused in so many of its rounds one after another is not called
+      any more; never as many as half of the clients. The record has them as ``expelled``. None: nobody is left out.
     - ``device``: where the model is evaluated, as torch names it.
     - ``start``: "known" sends the starting model to nobody. Clients have it from the seed, and refuse calls of a run
       whose digest says that theirs is another.
@@ -50,6 +58,8 @@ class Setting(ClientsSetting):
     seed: Seed = 0
     device: str = "cpu"
     start: Literal["sent", "known"] = "sent"
+    aggregate: Aggregator | None = None
+    expel: Count | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -61,6 +71,11 @@ class Setting(ClientsSetting):
         first = cohort if self.take is None else self.take
         require(0 < first <= cohort, f"take={self.take}: it must be between 1 and the {cohort} sampled")
         return first
+
+    def optional_facts(self) -> dict[str, Any]:
+        """The fields that runs of before them have not, where they are given, as they are recorded."""
+        values = {"aggregate": self.aggregate and complete(self.aggregate), "expel": self.expel}
+        return {name: value for name, value in values.items() if value is not None}
 
     def most_of_each(self, clients: int) -> list[int]:
         """How many examples each client is believed to have; empty where any number is."""

@@ -1,5 +1,6 @@
 """Federated training: who trains when, what crosses the wire, and what is kept of it."""
 
+from .buffered import Buffered
 from .client import ClientState
 from .hand import ClientReply, ClientView, ServerState, client_round, server_round, start
 from .ledger import Ledger
@@ -11,6 +12,7 @@ from .simulate import simulate
 from .simulation import Simulation
 
 __all__ = [
+    "Buffered",
     "ClientReply",
     "ClientState",
     "ClientView",

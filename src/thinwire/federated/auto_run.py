@@ -64,6 +64,7 @@ class TrialRun(Simulation):
         train: Training | None,
     ) -> None:
         plain = {"sample": None, "dropout": 0.0, "network": None, "privacy": None, "states": "memory", "record": None}
+        plain |= {"aggregate": None, "expel": None}
         plain |= {"start": "sent", "plan": None if setting.plan == "measured" else setting.plan}
         super().__init__(auto.plain(), model, tasks, setting.but(plain), train=train)
         self.changes: list[Params] = []
@@ -105,6 +106,11 @@ class Chosen(Simulation):
             cohort is None, f"{auto!r} draws its cohorts: leave cohort out, or give the method that it would choose"
         )
         without_noise(auto, setting)
+        require(
+            setting.buffer is None,
+            f"buffer={setting.buffer!r}: {auto!r} chooses for rounds that wait for their cohorts; give the method that "
+            f"it would choose",
+        )
         self.auto, self.model, self.given, self.asked, self.options = auto, model, tasks, setting, options
         self.rehearsed, self.choices = 0.0, list(made)
         self.past: Params | None = None  # the model before the absence that the second choice looks at

@@ -25,6 +25,7 @@ from ..train.one import train
 from ..train.slot import Slot
 from ..wire import MOST, Packet, State, dumps, largest, modest
 from .changes import change_of
+from .hostile import Hostile
 from .letters import private, read_letter
 from .messages import Form
 from .stream import Parcel, View, catch_up
@@ -69,6 +70,7 @@ class Job(NamedTuple):
     anew: bool = False  # whether client and server hold nothing in common yet
     held: View | None = None  # what it holds of a downlink of its own; None: the view is everyone's
     parcel: Parcel | None = None  # and what it is sent there
+    told: bytes = b""  # what a hostile client knows of the others' replies
 
 
 def client_inputs(
@@ -98,6 +100,7 @@ class Turn(NamedTuple):
     view: View
     own: ClientState
     key: Key
+    told: bytes = b""
 
 
 class Reply(NamedTuple):
@@ -126,6 +129,7 @@ class Manner(NamedTuple):
     looks: bool = False  # whether replies say how their links tested them
     changes: bool = False  # whether they say what training did
     exact: bool = False  # whether something is decided by how long they are
+    hostile: Hostile | None = None  # who lies, and how; None: nobody
 
 
 PLAIN = Manner()
@@ -134,8 +138,10 @@ PLAIN = Manner()
 class Round:
     """A client's round between two messages: it asks for training as often as it likes, then replies."""
 
-    def __init__(self, algorithm: Algorithm, form: Form, task: Task, view: View, own: ClientState, key: Key) -> None:
-        self.algorithm, self.form, self.task, self.own, self.key = algorithm, form, task, own, key
+    def __init__(
+        self, algorithm: Algorithm, form: Form, task: Task, view: View, own: ClientState, key: Key, told: bytes = b""
+    ) -> None:
+        self.algorithm, self.form, self.task, self.own, self.key, self.told = algorithm, form, task, own, key, told
         self.buffers = own.buffers if algorithm.buffers == "local" else view.buffers
         self.own_buffers = own.own_buffers
         self.steps, self.counted, self.loss, self.asked, self.memory = 0, 0, 0.0, 0, own.memory
@@ -207,7 +213,9 @@ class Round:
     def reply(self, statistics: Params | None, seconds: float, manner: Manner = PLAIN) -> Reply:
         """The bytes for the server, and the client's next state. Raises :class:`NonFinite`."""
         algorithm, form, key = self.algorithm, self.form, self.key
-        values = form.values(self.message, statistics)
+        values, hostile = form.values(self.message, statistics), manner.hostile
+        if hostile is not None and key.client in hostile.clients:
+            form, values = hostile.form, hostile.values(values, self.told, key)
         for leaf, value in zip(form.leaves, values, strict=True):
             if not modest(value):
                 what = "NaN or infinity in it"

@@ -27,6 +27,7 @@ from ..algorithms.base import Algorithm, Message, Start
 from ..errors import NonFinite, WireError, require
 from ..key import Key
 from ..params import Params
+from ..robust import Aggregator
 from ..task import as_task
 from ..train.slot import Slot
 from ..train.threads import one_thread
@@ -35,6 +36,7 @@ from .client import ClientState, Job, Manner, Training, Turn, client_inputs, pla
 from .letters import Letter, private, write_letter
 from .mean import Mean
 from .messages import Form, forms
+from .ruled import Centres, check_rule, rule_of
 from .simulation import Simulation
 from .stream import Parcel, Stream, View, catch_up
 from .views import Views
@@ -121,6 +123,8 @@ class ServerState(NamedTuple):
     buffers: Params | None  # the mean norm statistics, where they are averaged
     tx: State  # the sending ends of `down`
     rx: dict[int, State]  # the receiving ends of `up`, of each client that has replied
+    centres: Centres | None = None  # what a rule that remembers made of the round before, by field
+    far: tuple[int, ...] = ()  # the clients whose replies were far off in the round before, under a rule
 
 
 @one_thread()
@@ -185,11 +189,20 @@ def client_round(
 
 
 @one_thread()
-def server_round(algorithm: Algorithm, server: ServerState, replies: Iterable[ClientReply]) -> ServerState:
+def server_round(
+    algorithm: Algorithm,
+    server: ServerState,
+    replies: Iterable[ClientReply],
+    *,
+    aggregate: Aggregator | None = None,
+) -> ServerState:
     """The server's round, and the next one's broadcast. Replies are added in the order of their clients.
 
-    Without replies the server's state stays as it is, and a round goes by. Raises ``ValueError`` for two replies of one
-    client, ``WireError`` for a reply that is none of this round's form, and :class:`NonFinite`.
+    ``aggregate`` is the rule by which replies become one, as in :func:`simulate`; None: the weighted mean. What it has
+    to remember, and whose replies were ``far`` off, is in the state that is returned. Without replies the server's
+    state stays as it is, and a round goes by. Raises ``ValueError`` for two replies of one client,
+    :class:`~thinwire.errors.CombinationError` for a rule that means nothing for the method, ``WireError`` for a reply
+    that is none of this round's form, and :class:`NonFinite`.
     """
     setup, key = server.view.setup, Key(server.view.seed, server.round)
     up, _ = setup.forms(algorithm)
@@ -197,7 +210,11 @@ def server_round(algorithm: Algorithm, server: ServerState, replies: Iterable[Cl
     require(
         len({reply.client for reply in replied}) == len(replied), "a client has two replies: give each client's once"
     )
-    state, buffers, message, rx, mean = server.state, server.buffers, None, dict(server.rx), Mean(up)
+    rule = rule_of(aggregate)
+    if rule is not None:
+        check_rule(rule, algorithm, up, max(len(replied), rule.least))
+    state, buffers, message, rx = server.state, server.buffers, None, dict(server.rx)
+    mean = Mean(up, rule=rule, centres=server.centres)
     alone = server.view.alone
     letters, downs = dict(alone.kept), dict(alone.downs)
     for reply in replied:
@@ -214,7 +231,7 @@ def server_round(algorithm: Algorithm, server: ServerState, replies: Iterable[Cl
         letters |= {} if letter is None else {reply.client: letter.tx}
         parcel = _own(algorithm, server.view, reply.client)
         downs |= {} if parcel is None else {reply.client: parcel[0].end}
-    if mean.whole:
+    if mean.enough:
         message, statistics = mean.result(key)
         state = algorithm.server(state, server.view.state, message, key)
         buffers = None if buffers is None else statistics
@@ -227,7 +244,10 @@ def server_round(algorithm: Algorithm, server: ServerState, replies: Iterable[Cl
     stream.version, stream.tx = server.round, server.tx
     stream.view = View(server.view.state, server.view.rx, server.view.buffers)
     after = _publish(algorithm, setup, stream, state, buffers, key._replace(round=server.round + 1), letters, downs)
-    return after._replace(mean=message, rx=rx)
+    if mean.ruled is None:
+        return after._replace(mean=message, rx=rx)
+    centres = mean.ruled.centres if mean.enough else server.centres
+    return after._replace(mean=message, rx=rx, centres=centres, far=tuple(sorted(mean.ruled.far)))
 
 
 def _publish(

@@ -12,8 +12,10 @@ from ..errors import check
 from ..key import Key
 from ..links import Link
 from ..params import Layout, Params, fold
+from ..robust import Aggregator
 from ..wire import MOST, Packet, State, conform, largest, restore
 from .messages import Form, Leaf, Message, present
+from .ruled import Centres, Ruled
 
 Groups = dict[tuple[Layout, bool], Any]
 """The totals of a Params leaf, one for each set of layers: of packets, or (True) of what they were decoded to."""
@@ -27,12 +29,22 @@ class Mean:
     longer (in the Euclidean norm; norm statistics aside) counts as if it were that long. It is one number, or one for
     each field.
 
+    With ``rule``, an aggregator, replies are decoded one by one and held, and the fields that are averaged or summed
+    become what it makes of them (:mod:`thinwire.federated.ruled`).
+
     ``add`` trusts a packet to be one that its link made; those of strangers go through
     ``check`` before.
     """
 
-    def __init__(self, form: Form, clip: float | Mapping[str, float] | None = None) -> None:
+    def __init__(
+        self,
+        form: Form,
+        clip: float | Mapping[str, float] | None = None,
+        rule: Aggregator | None = None,
+        centres: Centres | None = None,
+    ) -> None:
         self.form, self.clip = form, clip
+        self.ruled = None if rule is None else Ruled(form, rule, centres or {})
         self.clipped: list[tuple[int, str, float | None]] = []  # client, field, its norm (None: one of numbers)
         self.totals: list[Any] = [None] * len(form.leaves)  # of a Params leaf Groups
         self.shapes: dict[tuple[int, Layout], Packet] = {}
@@ -52,25 +64,34 @@ class Mean:
         key: Key,
         late: bool = False,
         admit: Callable[[Message], Message] | None = None,
+        discount: float = 1.0,
     ) -> State:
         """Take in one reply, whole or not at all; returns the receiving ends' next states. Raises ``WireError``.
 
         One that is ``late``, of a round before (``key`` is that round's), is decoded by itself. With ``clip``,
-        ``admit`` is what the method makes of a reply whose Params fields have been clipped.
+        ``admit`` is what the method makes of a reply whose Params fields have been clipped. With a ``discount`` each
+        field of a late reply that is averaged counts that much, norm statistics aside.
         """
-        pairs = enumerate(zip(self.form.check(body), rx, strict=True))
-        taken = [self._take(i, packet, end, key, late) for i, (packet, end) in pairs]
+        packets = enumerate(zip(self.form.check(body), rx, strict=True))
+        taken = [self._take(i, packet, end, key, late) for i, (packet, end) in packets]
         values = [value for value, _ in taken]
         for leaf, value in zip(self.form.leaves, values, strict=True):
             self._check_bounds(client, leaf.name, value if isinstance(value, Params) or leaf.link is None else value[1])
         if self.clip is not None:
             values = self._clip(client, values, admit)
+        if discount != 1.0:
+            pairs = zip(self.form.leaves, values, strict=True)
+            values = [x * discount if leaf.kind == "mean" and not leaf.statistics else x for leaf, x in pairs]
         for i, (leaf, value) in enumerate(zip(self.form.leaves, values, strict=True)):
-            if leaf.kind == "each":
+            if self.ruled is not None and self.ruled.rules(leaf):
+                self.ruled.add(i, value)
+            elif leaf.kind == "each":
                 self.totals[i] = {**(self.totals[i] or {}), client: value}
             elif not isinstance(value, Params) or value.names or not leaf.blank.names:
                 self.totals[i] = _fold(leaf, self.totals[i], value, 1.0 if leaf.kind == "sum" else weight)
         self.whole += weight
+        if self.ruled is not None:
+            self.ruled.enter(client, weight)
         return [end for _, end in taken]
 
     def _take(self, i: int, packet: Packet, end: State, key: Key, late: bool) -> tuple[Any, State]:
@@ -86,7 +107,7 @@ class Mean:
             if (i, layout) not in self.shapes:
                 self.shapes[i, layout] = leaf.link.shape(layout, where)
             conform(inner, self.shapes[i, layout], leaf.name)
-            if not late and self.clip is None:
+            if not late and self.clip is None and self.ruled is None:
                 return (layout, inner), end
         return leaf.link.recv(inner, layout, end, where)
 
@@ -120,12 +141,19 @@ class Mean:
                 self.clipped.append((client, leaf.name, None))
         return admitted
 
+    @property
+    def enough(self) -> bool:
+        """Whether there are as many replies as a step is made of."""
+        return self.whole > 0 and (self.ruled is None or self.ruled.enough)
+
     def result(self, key: Key) -> tuple[Message, Params | None]:
         """The mean reply and the mean buffers."""
-        values = []
+        values: list[Any] = []
         for leaf, total in zip(self.form.leaves, self.totals, strict=True):
             whole = 1.0 if leaf.kind == "sum" else self.whole
-            if leaf.kind == "each":
+            if self.ruled is not None and self.ruled.rules(leaf):
+                values.append(self.ruled.value(len(values)))
+            elif leaf.kind == "each":
                 values.append(total)
             elif leaf.link is None:
                 values.append(total / whole)

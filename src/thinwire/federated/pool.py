@@ -63,7 +63,7 @@ class Work(NamedTuple):
         """What a client's round is made of."""
         assert job.key.client is not None
         inputs = client_inputs(self.algorithm, self.private, view, job, self.known, self.down)
-        return Turn(self.tasks[job.key.client], *inputs, job.key)
+        return Turn(self.tasks[job.key.client], *inputs, job.key, job.told)
 
 
 Plan = Literal["each", "together"]

@@ -11,15 +11,15 @@ import json
 import math
 import time
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from ..algorithms.base import Algorithm
 from ..config import complete
-from ..errors import CombinationError, NonFinite, RunError, WireError, require
+from ..errors import NonFinite, RunError, WireError, require
 from ..key import Key
 from ..params import Params
 from ..run.folder import Folder
@@ -38,18 +38,12 @@ from .mean import Mean
 from .messages import Form, Message, forms
 from .pool import Plan
 from .result import Record, Result
+from .ruled import Centres, Suspects, check_rule, rule_of
 from .secure.run import Secured
 from .setting import ClientsSetting
-from .storage import ClientStates, Ends
+from .storage import ClientStates, Ends, Pending
 from .stream import Parcel, Stream
 from .views import Views, fewer
-
-
-class Pending(NamedTuple):
-    """The server's sending ends after a call that is not answered yet."""
-
-    tx: State = None  # of `personal`
-    down: State = None
 
 
 class Rounds(Evaluation):
@@ -62,6 +56,7 @@ class Rounds(Evaluation):
 
     unit = "round"
     extends = True
+    optional = ("cohort", "train", "clip", "aggregate", "expel", "buffer", "attack")
     incarnation: int  # which of the runs of one digest, for the clients
 
     def __init__(
@@ -84,12 +79,11 @@ class Rounds(Evaluation):
         self.norms, self.lengths = list[Norms](), Past()  # of this round's replies, and with "auto" of those before
         if clip is not None:
             check_clippable(algorithm, self.up)
-        self.secured = Secured.of(algorithm, self.up, setting, self.sample, str(seed))
-        if self.secured is not None and not self.clients_here:
-            raise CombinationError(
-                f"{algorithm!r}: clients of a deployment do not exchange the keys of a SecureSum, and the server would "
-                f"see their replies: take it out, or simulate"
-            )
+        self.rule, self.centres = rule_of(setting.aggregate), Centres()
+        self.suspects, self.discount = Suspects(setting.expel, num_clients), setting.discount
+        if self.rule is not None:
+            check_rule(self.rule, algorithm, self.up, setting.replies(num_clients))
+        self.secured = Secured.of(algorithm, self.up, setting, num_clients, self.clients_here)
         if privacy is not None:
             privacy.check(repr(algorithm), algorithm.weights, self.up.fields)
             self.clip = privacy.clip if privacy.clip < math.inf else None
@@ -144,8 +138,8 @@ class Rounds(Evaluation):
 
     def gather(self) -> None:
         """Begin to add replies."""
-        self.mean = Mean(self.up, self.bounds if self.clip == "auto" else self.clip)
-        self.losses, self.examples = 0.0, 0
+        self.mean = Mean(self.up, self.bounds if self.clip == "auto" else self.clip, self.rule, self.centres)
+        self.losses, self.examples, self.replied = 0.0, 0, set[int]()
 
     def bind(self, norms: Sequence[Norms]) -> None:
         """Say how long the replies of this round are, before any is added: ``clip="auto"`` goes by it."""
@@ -164,12 +158,17 @@ class Rounds(Evaluation):
         self.gather()
         return key
 
-    def draw_cohort(self, key: Key, available: Iterable[int] | None = None) -> list[int]:
-        """The round's cohort: ``sample`` of the clients that are there (None: all), in their order."""
+    def draw_cohort(self, key: Key, available: Iterable[int] | None = None, count: int | None = None) -> list[int]:
+        """The round's cohort: ``count`` (None: ``sample``) of the clients that are there (None: all), in their order.
+
+        Those that were expelled are not drawn.
+        """
         order = torch.randperm(self.num_clients, generator=key.generator("sample"), device="cpu")
+        if self.suspects.expelled:
+            order = order[~torch.isin(order, torch.tensor(self.suspects.expelled, device="cpu"))]
         if available is not None:
             order = order[torch.isin(order, torch.tensor(sorted(available), dtype=torch.int64, device="cpu"))]
-        return sorted(order[: self.sample].tolist())
+        return sorted(order[: self.sample if count is None else count].tolist())
 
     @abstractmethod
     def rate(self, client: int) -> float:
@@ -222,12 +221,6 @@ class Rounds(Evaluation):
         own = self.up.own_part(blob) if blob and self.private is not None else 0
         self.ledger.add(Entry(self.round + 1, client, "up", len(blob), framing, 0, floats, used, own))
 
-    def enter_secret(self, up: Mapping[int, int], down: Mapping[int, int]) -> None:
-        """Enter the bytes of keys and shares, by client, into the ledger: they are framing."""
-        for client in up:
-            self.ledger.enter_framing(self.round + 1, client, "up", up[client])
-            self.ledger.enter_framing(self.round + 1, client, "down", down[client])
-
     def add(self, answer: Answer, body: Packet, rx: State, late: bool = False) -> State:
         """Take an answer, whose blob is ``body``, into the mean; returns the receiving ends' next states.
 
@@ -236,9 +229,11 @@ class Rounds(Evaluation):
         key, examples = self.at(answer.client, answer), answer.examples
         weight = self.algorithm.weigh(examples)
         try:
-            rx = self.mean.add(answer.client, weight, body, rx, key, late, partial(self.admit, examples))
+            admit, discount = partial(self.admit, examples), self.discount(self.round + 1 - answer.round)
+            rx = self.mean.add(answer.client, weight, body, rx, key, late, admit, discount)
         except WireError as error:
             raise WireError(f"round {key.round}, client {key.client}: {error}") from error
+        self.replied.add(answer.client)
         if answer.steps:  # a client may answer without training
             self.losses, self.examples = self.losses + answer.loss * examples, self.examples + examples
         return rx
@@ -255,10 +250,12 @@ class Rounds(Evaluation):
     def serve(self, key: Key) -> None:
         """The server's half of the round, given the replies that were added. Raises :class:`NonFinite`."""
         self.server, self.buffers = self.next_server(key)
+        if self.mean.ruled is not None and self.mean.enough:
+            self.centres = self.mean.ruled.centres
 
     def next_server(self, key: Key) -> tuple[State, Params | None]:
         """The server's state and the buffers after the replies that were added. Raises :class:`NonFinite`."""
-        if not self.mean.whole:
+        if not self.mean.enough:
             return self.server, self.buffers
         mean, buffers = self.mean.result(key)
         if self.privacy is not None:
@@ -284,7 +281,7 @@ class Rounds(Evaluation):
         self.round, self.clock = self.round + 1, self.clock + seconds
         record = self._record(self.losses / self.examples if self.examples else None, replies, lost)
         self.by_client = None
-        record |= self._lengths()
+        record |= self._lengths() | self.suspects.judge(self.mean.ruled, self.replied)
         record |= self.evaluate() if evaluate else {}
         record["seconds"] = time.perf_counter() - self.began
         self.records.append(record)
@@ -383,6 +380,8 @@ class Rounds(Evaluation):
             "buffers": self.buffers,
             "stream": self.stream.state(),
             **({"norms": self.lengths} if self.clip == "auto" else {}),
+            **({"centres": self.centres} if self.centres else {}),
+            **self.suspects.state(),
         }
 
     def restore(self, packet: Packet) -> None:
@@ -399,4 +398,5 @@ class Rounds(Evaluation):
         self.round, self.clock, self.plan = packet["round"], packet["clock"], packet["plan"]
         self.server, self.buffers = restore(packet["server"], self.server), restore(packet["buffers"], self.buffers)
         self.stream.load(packet["stream"], Key(self.seed))
-        self.lengths = packet.get("norms") or {}
+        self.lengths, self.centres = packet.get("norms") or {}, packet.get("centres") or {}
+        self.suspects.load(packet)

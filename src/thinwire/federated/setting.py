@@ -6,13 +6,16 @@ from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, ClassVar, Literal
 
 from ..config import Config, complete
-from ..errors import require
+from ..errors import CombinationError, require
 from ..ranges import Count, Range
+from ..robust import Aggregator, Attack
 from ..run.setting import BaseSetting
 from ..train.device import unusable, usable
+from .buffered import Buffered
 from .clip import Clip
 from .network import Network
 from .privacy import Privacy
+from .ruled import rule_of
 
 Chance = Annotated[float, Range(lambda x: 0 <= x < 1, "is a probability below 1")]
 Seed = Annotated[int, Range(lambda x: 0 <= x < 1 << 63, "must not be negative, and fit 63 bits")]
@@ -32,11 +35,17 @@ class ClientsSetting(BaseSetting):
     privacy: Privacy | None
     device: str
     start: Literal["sent", "known"]
+    aggregate: Aggregator | None
+    expel: int | None
 
     def __post_init__(self) -> None:
         clip = self.clip
         require(clip is None or clip == "auto" or clip > 0, f"clip={clip}: a norm is positive, or 'auto'")
         require(self.clip is None or self.privacy is None, f"clip={self.clip}: {self.privacy!r} has a clip of its own")
+        if rule_of(self.aggregate) is not None and self.privacy is not None:
+            raise CombinationError(
+                f"aggregate={self.aggregate!r}: the noise of {self.privacy!r} is that of a mean; leave one of them out"
+            )
         require(usable(self.device), f"device={self.device!r}: {unusable(self.device)}")
 
     def cohort(self, clients: int) -> int:
@@ -44,6 +53,14 @@ class ClientsSetting(BaseSetting):
         fits = self.sample is None or self.sample <= clients
         require(fits, f"sample={self.sample}: it must be between 1 and the {clients} clients")
         return clients if self.sample is None else self.sample
+
+    def replies(self, clients: int) -> int:
+        """How many replies of so many clients a round has if none is lost."""
+        return self.cohort(clients)
+
+    def discount(self, steps: int) -> float:
+        """What a reply to a broadcast of so many steps ago counts beside its weight."""
+        return 1.0
 
 
 @dataclass(frozen=True)
@@ -61,6 +78,17 @@ class Setting(ClientsSetting):
       long. "auto" is twice the median norm of the newest rounds' replies, which fewer than half of the clients
       cannot move beyond the others' norms (:mod:`thinwire.federated.clip`). A round's replies are then held until all
       are there. None: no bound. Beside ``privacy``, which has a clip of its own, there is none.
+    - ``aggregate``: the rule by which replies become one (:mod:`thinwire.robust`), such as ``Median()``. It comes after
+      ``clip``. Every reply is then decoded by itself and held until the round ends. A round's record has ``far``, the
+      clients whose replies were more than three times the median distance from the result, and ``again``, those that
+      were so in three or more rounds one after another, with how many. None: the weighted mean.
+    - ``expel``: a client whose replies were far off in so many of its rounds one after another is not drawn any more;
+      never as many as half of the clients. The record has them as ``expelled``. None: nobody is left out.
+    - ``attack``: some of the clients are hostile (:mod:`thinwire.robust.attack`), such as ``SignFlip(0.2, scale=10)``.
+    - ``buffer``: clients train at their own pace, ``sample`` of them at any time, and a round is a step that the server
+      makes when so many replies are there (:class:`~thinwire.Buffered`). Replies on their way are held, and are in the
+      checkpoint. A round's record has ``staleness``, for how many steps each of its replies was on its way, and
+      ``in_flight``, how many still are. None: a round waits for its whole cohort.
     - ``device``: where models train, as torch names it. Another type of device moves the last bits.
     - ``plan``: whether small clients are trained as one ("together") or one by one ("each"). The two differ in
       the last bits. None chooses by a rule from model and sizes, the same every time: together are clients of one
@@ -128,6 +156,30 @@ class Setting(ClientsSetting):
         "each evaluated round, on disk) or all.",
     )
     start: Literal["sent", "known"] = _field("sent", "The starting model: sent to clients, or known from the seed.")
+    aggregate: Aggregator | None = _field(None, "How replies become one, e.g. Median() (default: the weighted mean).")
+    expel: Count | None = _field(None, "Leave out clients whose replies were far off in so many rounds on end.")
+    buffer: Buffered | None = _field(None, "Asynchronous: step when so many replies are there, e.g. Buffered(5).")
+    attack: Attack | None = _field(None, "What hostile clients do, e.g. SignFlip(0.2, scale=10) (default: none are).")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        late = self.network is not None and self.network.deadline is not None
+        require(
+            self.buffer is None or not late,
+            f"buffer={self.buffer!r}: its server waits for nobody, so leave out the deadline of {self.network!r}",
+        )
+        require(
+            self.expel is None or rule_of(self.aggregate) is not None,
+            f"expel={self.expel}: it goes by how far replies are from what aggregate= makes of them; give that too",
+        )
+
+    def replies(self, clients: int) -> int:
+        """With a buffer as many as it holds."""
+        return super().replies(clients) if self.buffer is None else self.buffer.replies
+
+    def discount(self, steps: int) -> float:
+        """With a buffer what that says."""
+        return super().discount(steps) if self.buffer is None else self.buffer.discount(steps)
 
     def records(self, what: str) -> bool:
         """Whether ``record`` asks for "looks", "bytes", "layers", "gradients" or "models"."""
@@ -136,6 +188,7 @@ class Setting(ClientsSetting):
     def fixed_fields(self) -> dict[str, Any]:
         """The fields that a resumed run must agree on, as they are recorded: configurations as expressions."""
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in self.may_change}
-        if self.clip is None:  # as runs of before this option have it
-            del values["clip"]
+        for name in ("clip", "aggregate", "expel", "buffer", "attack"):  # as runs of before these options have it
+            if values[name] is None:
+                del values[name]
         return {name: complete(value) if isinstance(value, Config) else value for name, value in values.items()}

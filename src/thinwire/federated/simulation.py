@@ -7,7 +7,7 @@ state of an algorithm or a link.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from torch import nn
 
 from ..algorithms.auto import runnable
 from ..algorithms.base import Algorithm
-from ..config import differing
 from ..errors import CombinationError, RunError, WireError, require
 from ..key import Key
 from ..links import PerClient
@@ -29,19 +28,21 @@ from ..task import as_task, as_tasks
 from ..train.fitting import fitting
 from ..train.slot import Slot, floats, make_module
 from ..train.threads import one_thread
-from ..wire import Packet
+from ..wire import Packet, State
+from .buffered import Arrival, Flights
 from .changes import MODELS, Changes, keep
-from .client import ClientState, Job, Manner, Training, adapt_model
+from .client import Job, Manner, Reply, Training, adapt_model
 from .envelope import NUMBER, Answer, Call, Scales
+from .hostile import Hostile, honest_first, tell
 from .layer_bytes import LayerBytes
 from .own_tests import Model
 from .pool import Pool, Work
 from .rank_pool import Ranks
 from .result import Record
-from .rounds import Pending, Rounds
+from .rounds import Rounds
 from .secure.run import Gathering
 from .setting import Setting
-from .storage import Disk, Ends
+from .storage import Disk, Ends, Pending
 from .stream import Parcel
 from .views import Views
 
@@ -96,7 +97,9 @@ class Simulation(Rounds):
         if setting.network is not None:
             setting.network.check(len(tasks))
         setting.cohort(len(tasks))  # raises where there are fewer
-        require(cohort is None or setting.sample is None, f"sample={setting.sample}: the cohort is given")
+        for name in ("sample", "expel", "buffer"):
+            given = getattr(setting, name)
+            require(cohort is None or given is None, f"{name}={given}: the cohort is given")
         self.cohort = None if cohort is None else [self._check_cohort(clients) for clients in cohort]
         empty = [i for i, task in enumerate(self.tasks) if len(task) == 0]
         require(
@@ -116,13 +119,28 @@ class Simulation(Rounds):
         fitting(slot, [("test", tested)] if tested is not None else [])
         fitting(slot, ((f"client_tests[{client}]", task) for client, task in enumerate(apart)))
         slot.probe(self.tasks, trains=train is None)
+        self.flights, buffer = Flights(), setting.buffer
         super().__init__(algorithm, slot, len(tasks), setting, tested)
+        if buffer is not None and not algorithm.late:
+            raise CombinationError(
+                f"buffer={buffer!r}: a reply of {algorithm!r} to an earlier broadcast means something else later; "
+                f"leave buffer out"
+            )
+        require(
+            buffer is None or buffer.replies <= self.sample,
+            f"buffer={buffer!r}: {self.sample} clients train at a time, so there are never more replies",
+        )
+        attack, hostile = setting.attack, None
+        if attack is not None:
+            hostile = Hostile.of(attack, self.up, len(tasks), setting.seed)
+            self.tasks = [attack.poison(t, self.tasks) if i in hostile.clients else t for i, t in enumerate(self.tasks)]
         self.scales = Scales()
         self.client_tests, self.measured = apart, setting.plan == "measured"
         self.plan = None if setting.plan == "measured" else setting.plan
         if setting.states == "disk" and out is not None:
             self.states = Disk(self.ends, Path(out) / "states", writes=rank() == 0)
-        self.manner = Manner(train, setting.records("looks"), setting.records("layers"), setting.clip == "auto")
+        looks, layers = setting.records("looks"), setting.records("layers")
+        self.manner = Manner(train, looks, layers, setting.clip == "auto", hostile)
         self.layers = LayerBytes(self.up, self.stream.form) if setting.records("bytes") else None
         own, begun = self.ends().own, self.start if self.known else None
         view, down = self.stream.view, self.stream.form
@@ -147,7 +165,7 @@ class Simulation(Rounds):
             require(self.round < len(self.cohort), f"cohort names the clients of {len(self.cohort)} rounds, no more")
             given = self.cohort[self.round]
         key = self.publish()
-        cohort = self.draw_cohort(key) if given is None else given
+        cohort = self._free(key) if given is None else given
         silent = self._silent(cohort, key)
         parcels = self.pool.each(self.parcel, cohort) if self.apart else [None] * len(cohort)  # each is encoded
         delivered = {client: self._deliver(client, parcel) for client, parcel in zip(cohort, parcels, strict=True)}
@@ -160,34 +178,38 @@ class Simulation(Rounds):
             self.plan = self.pool.choose(jobs, self.stream.view, self.measured)
         self.pool.plan = self.plan
 
-        lost, slowest, looks, replied = len(silent), 0.0, list[Record](), list[tuple[Answer, ClientState]]()
+        lost, slowest, looks, waiting = len(silent), 0.0, list[Record](), list[Arrival]()
         changes = Changes(self.slot.layout) if self.manner.changes else None
-        for client, reply in zip(active, self.pool.rounds(jobs, self.stream.view), strict=True):
-            if secret is not None:
-                reply = reply._replace(blob=secret.hide(client, reply.blob))
-            answer = Answer.to(calls[client], NUMBER, reply, NUMBER, reply.seconds)
-            used, seconds = self._arrive(calls[client], answer, reply.floats)
-            if not used:
+        arrivals, buffer, rest = self._arrivals(calls, jobs, ends, secret), self.setting.buffer, dict[str, Any]()
+        if buffer is not None:
+            landed = self.flights.land(arrivals, buffer.replies, self.clock)
+            steps = sorted(self.round + 1 - arrival.answer.round for arrival in landed)
+            rest = {"staleness": steps, "in_flight": len(self.flights.arrivals)}
+            active = [arrival.answer.client for arrival in landed]
+            arrivals = iter([arrival._replace(seconds=arrival.time - self.clock) for arrival in landed])
+        for arrival in arrivals:
+            client = arrival.answer.client
+            if not self._arrive(arrival):
                 lost += 1
                 continue
-            slowest = max(slowest, seconds)
-            looks += [{"client": client, **look} for look in reply.looks]
+            slowest = max(slowest, arrival.seconds)
+            looks += [{"client": client, **look} for look in arrival.looks]
             if changes is not None:
-                changes.add(reply.noted, self.algorithm.weigh(reply.examples))
+                changes.add(arrival.noted, self.algorithm.weigh(arrival.answer.examples))
             if secret is None:
-                self.norms.append(reply.norms or {})
-            if self.clip == "auto" or secret is not None:  # their bound, and their sum, are known when all are there
-                replied.append((answer, reply.next))
+                self.norms.append(arrival.norms or {})
+            if self.clip == "auto" or secret is not None:  # their bound, or their sum, is known when all are there
+                waiting.append(arrival)
             else:
-                self._take(answer, reply.next, ends[client])
+                self._take(arrival)
         if self.clip == "auto":
             self.bind(self.norms)
-        secrets = None if secret is None else secret.end(answer.client for answer, _ in replied)
+        secrets = None if secret is None else secret.end(arrival.answer.client for arrival in waiting)
         if secret is not None:
-            self.enter_secret(secret.up, secret.down)
-            lost, replied = (lost, replied) if secrets else (lost + len(replied), [])
-        for answer, own in replied:
-            self._take(answer, own, ends[answer.client])
+            secret.enter(self.ledger, self.round + 1)
+            lost, waiting = (lost, waiting) if secrets else (lost + len(waiting), [])
+        for arrival in waiting:
+            self._take(arrival)
         if self.secured is not None and secrets is not None:
             self.secured.uncover(self.mean, secrets)
         self.pending.clear()
@@ -198,6 +220,7 @@ class Simulation(Rounds):
             slowest = network.deadline  # the round waited for those that did not come
         self.pool.settle()
         record = self.finish(slowest, len(active), lost, evaluate)
+        record |= rest
         if self.manner.looks:
             record["looks"] = looks
         if changes is not None and before is not None:
@@ -213,15 +236,51 @@ class Simulation(Rounds):
             record["layer_bytes"] = self.layers.record()
         return record
 
-    def _take(self, answer: Answer, own: ClientState, ends: Ends) -> None:
+    def _replies(self, jobs: Sequence[Job], ends: Mapping[int, Ends]) -> Iterator[Reply]:
+        """The replies of clients, in the order of ``jobs``."""
+        hostile = self.manner.hostile
+        if hostile is None or not hostile.attack.omniscient:
+            return self.pool.rounds(jobs, self.stream.view)
+
+        def about(replies: Mapping[int, Reply]) -> bytes:
+            keys = {job.key.client: job.key for job in jobs}
+            decoded = (self.up.recv(self.up.read(r.blob), ends[c].rx, keys[c])[0] for c, r in replies.items())
+            return tell(self.up, decoded, len(jobs) - len(replies))
+
+        return iter(honest_first(jobs, hostile.clients, lambda some: self.pool.rounds(some, self.stream.view), about))
+
+    def _free(self, key: Key) -> list[int]:
+        """The round's cohort; with a buffer as many as end their training, of those that are not at it."""
+        there = self.flights.arrivals
+        if not there:
+            return self.draw_cohort(key)
+        return self.draw_cohort(key, set(range(self.num_clients)) - set(there), self.sample - len(there))
+
+    def _arrivals(
+        self, calls: Mapping[int, Call], jobs: Sequence[Job], ends: Mapping[int, Ends], secret: Gathering | None
+    ) -> Iterator[Arrival]:
+        """What comes of jobs, in their order."""
+        network, version = self.setting.network, self.stream.version
+        for job, reply in zip(jobs, self._replies(jobs, ends), strict=True):
+            client = job.key.client
+            assert client is not None
+            reply = reply if secret is None else reply._replace(blob=secret.hide(client, reply.blob))
+            answer, seconds = Answer.to(calls[client], NUMBER, reply, NUMBER, reply.seconds), 0.0
+            if network is not None:
+                up, down = self.scales.size(answer), self.scales.size(calls[client])
+                seconds = network.seconds(client, up, down, answer.steps, self.seed)
+            after = Ends(version, ends[client].rx, reply.next, *self.pending.pop(client, Pending()))
+            yield Arrival(answer, after, reply.floats, seconds, reply.looks, reply.noted, reply.norms)
+
+    def _take(self, arrival: Arrival) -> None:
         """Add an answer to the mean, and commit both ends of its client's wire."""
+        answer, ends = arrival.answer, arrival.ends
         body = self.up.read(answer.blob)
-        self._check_layers(Key(self.seed, self.round + 1, answer.client), body)
-        rx = self.add(answer, body, ends.rx)
+        self._check_layers(Key(self.seed, answer.round, answer.client), body)
+        rx = self.add(answer, body, ends.rx, late=answer.round <= self.round)
         if self.layers is not None:
             self.layers.enter_reply(body, answer.payload)
-        pending = self.pending.pop(answer.client, Pending())
-        self.states.commit(answer.client, Ends(self.stream.version, rx, own, *pending))  # both ends move on, only now
+        self.states.commit(answer.client, ends._replace(rx=rx))  # both ends move on, only now
 
     def _job(self, call: Call, parcel: Parcel, ends: Ends) -> Job:
         """A call as the pool takes it."""
@@ -277,16 +336,21 @@ class Simulation(Rounds):
                 f"its reply: a method whose clients leave layers out says which in {name}.outlines"
             ) from error
 
-    def _arrive(self, call: Call, answer: Answer, floats: float) -> tuple[bool, float]:
-        """Enter an answer's bytes; whether it came in time, and after how many seconds."""
-        client, framing, seconds, used = answer.client, self.scales.framing(answer), 0.0, True
-        network = self.setting.network
-        if network is not None:
-            up, down = answer.payload + framing, self.scales.size(call)
-            seconds = network.seconds(client, up, down, answer.steps, self.seed)
-            used = network.deadline is None or seconds <= network.deadline
-        self.enter_answer(client, answer.blob, framing, floats, used)
-        return used, seconds
+    def _arrive(self, arrival: Arrival) -> bool:
+        """Enter an answer's bytes; whether it came in time."""
+        answer, network = arrival.answer, self.setting.network
+        used = network is None or network.deadline is None or arrival.seconds <= network.deadline
+        self.enter_answer(answer.client, answer.blob, self.scales.framing(answer), arrival.floats, used)
+        return used
+
+    def state(self) -> dict[str, State]:
+        """With a buffer also what is on its way."""
+        state = super().state()
+        return state if self.setting.buffer is None else {**state, "flights": self.flights.state()}
+
+    def restore(self, packet: Packet) -> None:
+        super().restore(packet)
+        self.flights.load(packet.get("flights") or [], self.ends())
 
     def adapt(self, client: int, kept: Model) -> Model:
         """A client's own model as the method adapts it to the client's examples."""
@@ -297,10 +361,6 @@ class Simulation(Rounds):
 
     def open(self, folder: Folder, resume: bool) -> None:
         """Start a run in ``folder``, or continue the one that is there. Of several ranks all look, then one writes."""
-        about = (folder.about() or {}) if resume else {}
-        for name in ("cohort", "train", "clip"):  # of which a run has a fact only where they are given
-            if name in about and name not in self.facts():
-                raise RunError(f"{folder.path} is another run: its {differing(name, about[name], None)}")
         if rank() == 0:
             barrier()
         super().open(folder, resume)

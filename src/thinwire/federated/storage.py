@@ -34,6 +34,13 @@ class Ends(NamedTuple):
     down: State = None  # the server's: the sending ends of `down`, where each client has ends of its own
 
 
+class Pending(NamedTuple):
+    """The server's sending ends after a call that is not answered yet."""
+
+    tx: State = None  # of `personal`
+    down: State = None
+
+
 class Stored(NamedTuple):
     """What a file holds."""
 

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
+from ..config import differing
 from ..errors import RunError, WireError
 from ..wire import Packet, State
 from .folder import Folder
@@ -31,6 +32,9 @@ class Run(ABC, Generic[Outcome]):
     """What the loop counts: "round" or "step"."""
     extends: ClassVar[bool] = False
     """Whether a run may go on past its goal later. The last checkpoint then stays. Of others none is needed."""
+
+    optional: ClassVar[tuple[str, ...]] = ()
+    """Facts that ``run.json`` has only where they are given: a run that goes on has them too, or neither has."""
 
     folder: Folder | None = None
     number: int  # rounds or steps that were made
@@ -83,7 +87,11 @@ class Run(ABC, Generic[Outcome]):
         """Start a run in ``folder``, or go on with the one that is there. It is recorded there from now on."""
         if folder.about() is not None and not resume:
             raise RunError(f"{folder.path} holds a run already: resume it, or choose another folder")
-        self.folder, about, packet = folder, folder.agree(self.fingerprint()), folder.load()
+        facts = self.fingerprint()
+        self.folder, about, packet = folder, folder.agree(facts), folder.load()
+        for name in self.optional:
+            if name in (about or {}) and name not in facts:
+                raise RunError(f"{folder.path} is another run: its {differing(name, (about or {})[name], None)}")
         self.describe(folder, about or {})
         if packet is not None:
             try:

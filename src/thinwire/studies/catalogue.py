@@ -12,6 +12,7 @@ from ..config import Config
 from ..data import Augment, Split
 from ..ddp.feedback import Method
 from ..expression import settings, shape, vocabulary
+from ..federated.buffered import Buffered
 from ..federated.network import Network
 from ..federated.privacy import Privacy
 from ..federated.setting import Setting
@@ -20,6 +21,7 @@ from ..links.subspace import Basis
 from ..optimizers import Optimizer
 from ..pipeline.schedule import Schedule as Parts
 from ..pipeline.stored import AQSGD
+from ..robust import Aggregator, Attack
 from ..schedules import Schedule
 from . import KINDS as STUDIES
 from .expressions import own
@@ -43,11 +45,14 @@ KINDS: dict[type, str] = {
     Parts: "pipeline schedule",
     AQSGD: "pipeline link",
     Optimizer: "server optimiser",
+    Aggregator: "aggregator",
+    Attack: "attack",
     Schedule: "learning rate",
     Split: "split",
     Augment: "augmentation",
     Network: "network",
     Privacy: "privacy",
+    Buffered: "buffer",
     Setting: "setting",
     Basis: "random subspace",
     Config: "local training",

@@ -74,16 +74,21 @@ def option(name: str, text: str, kind: type, names: dict[str, type], example: st
     return value
 
 
+def _of_kind(part: type) -> dict[str, type]:
+    """The classes of thinwire's that are of a kind, by name."""
+    return {name: cls for name, cls in vocabulary().items() if issubclass(cls, part)}
+
+
 def setting_of(values: Mapping[str, Any]) -> Setting:
     """The setting of fields as they are typed: those that are configurations are expressions, parsed here."""
     parts = {
         name: part
         for name, kinds in get_type_hints(Setting).items()
-        for part in get_args(kinds)
+        for part in get_args(kinds)  # X | None
         if isinstance(part, type) and issubclass(part, Config)
     }
     made = {
-        name: option(f"--{name}", values[name], part, {part.__name__: part}, part.example)
+        name: option(f"--{name}", values[name], part, _of_kind(part), part.example)
         for name, part in parts.items()
         if values.get(name) is not None
     }

@@ -311,6 +311,8 @@ class Federated(Study):
             ("Network", short_expression(about.get("network")) or "none simulated"),
             ("Privacy", short_expression(about.get("privacy"))),
             ("Clipping", _clip(about.get("clip"))),
+            ("Aggregation", short_expression(about.get("aggregate"))),
+            ("Attack", short_expression(about.get("attack"))),
             (
                 "Own tests",
                 f"{100 * holdout:g} % of each client's examples, which it does not train on" if holdout else None,

@@ -5,6 +5,7 @@ There is no list of rules here. A cell says what the code itself says when it is
 
 from __future__ import annotations
 
+import functools
 from dataclasses import MISSING, fields, replace
 from types import UnionType
 from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
@@ -14,11 +15,14 @@ from torch import nn
 from ..algorithms import Algorithm, FedAvg
 from ..algorithms.around import Around
 from ..expression import parse, vocabulary
+from ..federated.hostile import Hostile
 from ..federated.letters import private
 from ..federated.messages import Form
+from ..federated.ruled import check_rule
 from ..key import Key
 from ..links import Link
 from ..params import Params
+from ..robust import Aggregator, Attack
 
 
 class Pair(NamedTuple):
@@ -26,7 +30,7 @@ class Pair(NamedTuple):
 
     outer: str  # "" for a link by itself
     inner: str
-    role: str  # "algorithm", "up", "down" or "personal"
+    role: str  # "algorithm", "up", "down", "personal", "aggregate" or "attack"
     expression: str
     reason: str
 
@@ -34,13 +38,39 @@ class Pair(NamedTuple):
 def matrix() -> list[Pair]:
     """Every algorithm that holds one around every algorithm; every link that holds one around every link.
 
-    Links are tried up and down, and as what carries a message to one client alone (``personal=``).
+    Links are tried up and down, and as what carries a message to one client alone (``personal=``). Every aggregator is
+    tried for every algorithm, and every attack on clients that send by every link.
     """
     algorithms, links = _names(Algorithm), _names(Link)
     pairs = [_try(outer, inner, "algorithm") for outer in _holders(Algorithm) for inner in algorithms]
     for role in ("up", "down", "personal"):
         pairs += [_try(outer, inner, role) for outer in ["", *_holders(Link)] for inner in links]
+    pairs += [_try_rule(rule, method) for rule in _names(Aggregator) for method in algorithms]
+    pairs += [_try_attack(attack, link) for attack in _names(Attack) for link in links]
     return pairs
+
+
+def _try_rule(rule: str, method: str) -> Pair:
+    names = vocabulary()
+    aggregate, algorithm = names[rule](), _example(names[method], Algorithm)
+    text = f"{algorithm!r}, aggregate={aggregate!r}"
+    try:
+        check_rule(aggregate, algorithm, _open(algorithm), aggregate.least)
+    except ValueError as refusal:
+        return Pair(rule, method, "aggregate", text, str(refusal))
+    return Pair(rule, method, "aggregate", text, "")
+
+
+def _try_attack(attack: str, link: str) -> Pair:
+    names = vocabulary()
+    hostile, text = names[attack](), f"{attack}(), up={link}"
+    try:
+        algorithm = FedAvg(up=_example(names[link], Link))
+        text = f"{algorithm!r}, attack={hostile!r}"
+        Hostile.of(hostile, _open(algorithm), 10, 0)
+    except ValueError as refusal:
+        return Pair(attack, link, "attack", text, str(refusal))
+    return Pair(attack, link, "attack", text, "")
 
 
 def _try(outer: str, inner: str, role: str) -> Pair:
@@ -60,15 +90,17 @@ def _try(outer: str, inner: str, role: str) -> Pair:
     return Pair(outer, inner, role, text, "")
 
 
-def _open(algorithm: Algorithm) -> None:
-    """Do as a run does before its first round."""
+def _open(algorithm: Algorithm) -> Form:
+    """Do as a run does before its first round; the form of replies."""
     module = algorithm.assemble(_model(), 2)
     start = algorithm.init_with(Params.trainable(module), None, 2, Key(0))
     message = algorithm.broadcast(start.server, start.view) if start.message is None else start.message
-    Form.of(start.reply, algorithm.up, "up").open()
+    up = Form.of(start.reply, algorithm.up, "up")
+    up.open()
     Form.of(message, algorithm.down, "down").open()
     if (alone := private(algorithm, start)) is not None:
         alone.open()
+    return up
 
 
 def _model() -> nn.Module:
@@ -126,6 +158,10 @@ def _plain(kind: type) -> Any:
 
 def _general(pair: Pair) -> str:
     """The reason, with dots in place of the very parts that were tried."""
+    if pair.role in ("aggregate", "attack"):
+        tried = [repr(_example(vocabulary()[pair.inner], Algorithm if pair.role == "aggregate" else Link))]
+        tried += [repr(vocabulary()[pair.outer]())]
+        return functools.reduce(lambda reason, part: reason.replace(part, "..."), tried, pair.reason)
     kind = Algorithm if pair.role == "algorithm" else Link
     parts = (pair.expression, repr(_example(vocabulary()[pair.inner], kind)))
     named = next((part for part in parts if part in pair.reason), "")
@@ -146,6 +182,8 @@ def show(pairs: list[Pair]) -> None:
         "up": "links going up",
         "down": "links going down",
         "personal": "links to one client alone",
+        "aggregate": "an aggregator (across) of a method's replies",
+        "attack": "an attack (across) on clients that send by a link",
     }
     for role, title in titles.items():
         own = [pair for pair in pairs if pair.role == role]

@@ -11,6 +11,7 @@ from ...key import Key
 from ...links import SecureSum
 from ...links.secure import holds_secret
 from ...wire import Packet, dumps
+from ..ledger import Ledger
 from ..mean import Mean
 from ..messages import Form, Leaf
 from ..setting import ClientsSetting
@@ -27,8 +28,11 @@ class Secured:
     about: str  # names the run
 
     @staticmethod
-    def of(algorithm: Algorithm, form: Form, setting: ClientsSetting, sample: int, about: str) -> Secured | None:
-        """None where no field is. Raises :class:`CombinationError` where the server would learn more than a sum."""
+    def of(algorithm: Algorithm, form: Form, setting: ClientsSetting, clients: int, here: bool) -> Secured | None:
+        """None where no field is. Raises :class:`CombinationError` where the server would learn more than a sum.
+
+        ``here``: whether clients are in this process, as in a simulation.
+        """
         links = [leaf.link for leaf in form.leaves if isinstance(leaf.link, SecureSum)]
         if not any(leaf.link is not None and holds_secret(leaf.link) for leaf in form.leaves):
             return None
@@ -44,13 +48,22 @@ class Secured:
                 f"{name}: with weights={algorithm.weights!r} a reply counts as often as its client has examples, and a "
                 f"secure sum adds each once: give weights='uniform'"
             )
-        if setting.clip is not None or setting.privacy is not None:
-            asked = f"clip={setting.clip!r}" if setting.privacy is None else repr(setting.privacy)
-            raise CombinationError(f"{name}: {asked} bounds each reply, and the server sees none of them: leave it out")
+        for asked in ("clip", "privacy", "aggregate", "buffer"):
+            value = getattr(setting, asked, None)
+            if value is not None:
+                raise CombinationError(
+                    f"{name}: {asked}={value!r} looks at each reply, and the server sees none of them: leave it out"
+                )
+        sample = setting.cohort(clients)
         for link in links:
             if sample > link.most:
                 raise CombinationError(f"{link!r}: {sample} clients take part in a round: give most={sample}")
-        return Secured(form, links[0], about)
+        if not here:
+            raise CombinationError(
+                f"{name}: clients of a deployment do not exchange the keys of a SecureSum, and the server would see "
+                f"their replies: take it out, or simulate"
+            )
+        return Secured(form, links[0], str(setting.seed))
 
     def circle(self, cohort: Sequence[int], key: Key) -> Circle:
         """The clients of a round, and who is whose neighbour. Raises ``ValueError`` for a single client."""
@@ -121,6 +134,12 @@ class Gathering:
     def hide(self, client: int, blob: bytes) -> bytes:
         """A client's reply as it is sent."""
         return self.secured.hide(self.members[client], blob)
+
+    def enter(self, ledger: Ledger, round: int) -> None:
+        """Enter the bytes of keys and shares: they are framing."""
+        for client in self.up:
+            ledger.enter_framing(round, client, "up", self.up[client])
+            ledger.enter_framing(round, client, "down", self.down[client])
 
     def end(self, replied: Iterable[int]) -> Secrets | None:
         """What takes the masks off the sum of those who replied; None: too few are left, and nobody learns anything."""
