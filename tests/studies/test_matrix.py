@@ -48,6 +48,9 @@ def test_the_matrix_says_what_the_code_says_and_why(capsys: pytest.CaptureFixtur
     assert cells["Median", "FedPM", "aggregate"] == ""
     assert "is a value as it is" in cells["NormClip", "FedPM", "aggregate"]
     assert cells["RhoFlip", "LBGM", "attack"] == cells["ALIE", "TopK", "attack"] == ""
+    late = {name for name in (*together, "LUAR", "FLSS", "Ditto", "FT") if not cells["Buffered", name, "buffer"]}
+    assert late == {"FedAvg", "FedProx", "MOON", "FedNTD", "SCAFFOLD", "Ditto", "FT"}
+    assert "means something else later" in cells["Buffered", "LUAR", "buffer"]
     assert "is an attack on LBGM, which no uplink is" in cells["RhoFlip", "Dense", "attack"]
     # Nothing is refused for a reason that is not the methods' own.
     known = (
@@ -61,7 +64,15 @@ def test_the_matrix_says_what_the_code_says_and_why(capsys: pytest.CaptureFixtur
         "memory itself",
         "models of their own",
     )
-    known = (*known, "cannot begin ahead", "there is one lam", "by itself", "is a value as it is", "is an attack on")
+    known = (
+        *known,
+        "cannot begin ahead",
+        "there is one lam",
+        "by itself",
+        "is a value as it is",
+        "is an attack on",
+        "else later",
+    )
     known = (*known, "Codec such as Half() is expected", "has none", "PerClient is for broadcasts")
     unknown = [
         r
