@@ -4,8 +4,8 @@ The digits that come with scikit-learn, ten clients that all train all the time,
 links carry 1 Mbit/s to 0.1 Mbit/s, both ways, in equal ratios: the slowest is ten times as slow as the fastest, and
 which client has which link is drawn by the seed. Every row trains until the server has had 600 replies.
 
-    python experiments/buffered/time_to_target.py [--seeds 3] [--replies 600] [--target 0.9]
-        [--into experiments/buffered/results/time_to_target.jsonl]
+    python experiments/buffered/time_to_target.py [--only dense --only top-k --only LBGM] [--split iid] [--seeds 1]
+        [--replies 600] [--target 0.9] [--into experiments/buffered/results/time_to_target.jsonl]
 """
 
 from __future__ import annotations
@@ -59,15 +59,21 @@ def end(result: tw.Result) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--only", action="append", choices=list(METHODS))
+    parser.add_argument("--split", action="append", choices=list(SPLITS))
+    parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--replies", type=int, default=600)
     parser.add_argument("--target", type=float, default=0.9)
     parser.add_argument("--into", type=Path, default=Path(__file__).parent / "results" / "time_to_target.jsonl")
     given = parser.parse_args()
     for seed in range(given.seeds):
         for split, dealt in SPLITS.items():
+            if given.split and split not in given.split:
+                continue
             problem = standard("digits", clients=CLIENTS, split=dealt, seed=seed)
             for name, method in METHODS.items():
+                if given.only and name not in given.only:
+                    continue
                 for buffer in BUFFERS:
                     rounds = given.replies // (CLIENTS if buffer is None else buffer.replies)
                     record.run(

@@ -23,6 +23,7 @@ LATE = [
     "FedAvg(opt=Adam(0.03), up=RandK(0.5))",
     "SCAFFOLD()",
     "Ditto(lam=0.1)",
+    "SoftPull(FedAvg(up=ErrorFeedback(TopK(0.3))), lam=0.6, personal=EF21(TopK(0.3)))",
     "Averaged(FedAvg(LocalSGD(0.1, momentum=0.9, keep=True)))",
 ]
 

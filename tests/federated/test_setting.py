@@ -47,7 +47,6 @@ OPTIONS: list[tuple[str, Any, str, str, str]] = [
     ("start", "known", "known", "drawn", "--start drawn: one of 'sent', 'known' is expected"),
     ("aggregate", tw.Median(), "Median()", "1", "--aggregate 1: it is written like Median()"),
     ("expel", 5, "5", "0", "--expel 0: it must be at least 1"),
-    ("buffer", tw.Buffered(2), "Buffered(2)", "2", "--buffer 2: it is written like Buffered(5)"),
     (
         "attack",
         tw.SignFlip(0.5, 2.0),
@@ -55,6 +54,7 @@ OPTIONS: list[tuple[str, Any, str, str, str]] = [
         "1",
         "--attack 1: it is written like SignFlip(0.2, scale=10)",
     ),
+    ("buffer", tw.Buffered(2), "Buffered(2)", "2", "--buffer 2: it is written like Buffered(5)"),
 ]
 
 

@@ -48,6 +48,9 @@ def test_the_matrix_says_what_the_code_says_and_why(capsys: pytest.CaptureFixtur
     assert cells["Median", "FedPM", "aggregate"] == ""
     assert "is a value as it is" in cells["NormClip", "FedPM", "aggregate"]
     assert cells["RhoFlip", "LBGM", "attack"] == cells["ALIE", "TopK", "attack"] == ""
+    late = {name for name in (*together, "LUAR", "FLSS", "Ditto", "FT") if not cells["Buffered", name, "buffer"]}
+    assert late == {"FedAvg", "FedProx", "MOON", "FedNTD", "SCAFFOLD", "Ditto", "FT"}
+    assert "means something else later" in cells["Buffered", "LUAR", "buffer"]
     assert "is an attack on LBGM, which no uplink is" in cells["RhoFlip", "Dense", "attack"]
     # Nothing is refused for a reason that is not the methods' own.
     known = (
@@ -69,6 +72,7 @@ def test_the_matrix_says_what_the_code_says_and_why(capsys: pytest.CaptureFixtur
         "is a value as it is",
         "is an attack on",
         "a sum is all that the server learns",
+        "else later",
     )
     known = (*known, "Codec such as Half() is expected", "has none", "PerClient is for broadcasts")
     unknown = [

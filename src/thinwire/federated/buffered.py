@@ -6,8 +6,8 @@ Nguyen, Malik, Zhan, Yousefpour, Rabbat, Malek, Huba, "Federated Learning with B
 
 Differences from the papers: a client that has replied is called again when the server has made its next step, not at
 once on the model that it just trained on; so a version is a round, and as many clients train at any time as ``sample``
-says. Replies have the method's weights, and their weighted mean is what the server steps by. Norm statistics and fields
-that are summed count whole, however old they are. FedAsync mixes models: here the update of a reply is added to the
+says. Replies have the method's weights, and their weighted mean is what the server steps by. Norm statistics, fields
+that are summed, and those of one client alone count whole, however old they are. FedAsync mixes models: here the update of a reply is added to the
 newest model, times its discount and the server's rate.
 """
 
@@ -17,7 +17,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from ..algorithms.base import Algorithm
 from ..config import Config
+from ..errors import CombinationError
 from ..ranges import Count, NonNegative
 from ..wire import Packet, State, restore
 from .envelope import Answer
@@ -42,6 +44,15 @@ class Buffered(Config):
     def discount(self, steps: int) -> float:
         """What a reply to a broadcast of so many steps ago counts."""
         return float((1 + steps) ** -self.staleness)
+
+
+def check_late(buffer: Buffered, algorithm: Algorithm) -> None:
+    """Raise :class:`~thinwire.errors.CombinationError` for a method whose replies are for one round alone."""
+    if not algorithm.late:
+        raise CombinationError(
+            f"buffer={buffer!r}: a reply of {algorithm!r} to an earlier broadcast means something else later; leave "
+            f"buffer out"
+        )
 
 
 class Arrival(NamedTuple):

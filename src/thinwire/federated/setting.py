@@ -158,8 +158,8 @@ class Setting(ClientsSetting):
     start: Literal["sent", "known"] = _field("sent", "The starting model: sent to clients, or known from the seed.")
     aggregate: Aggregator | None = _field(None, "How replies become one, e.g. Median() (default: the weighted mean).")
     expel: Count | None = _field(None, "Leave out clients whose replies were far off in so many rounds on end.")
-    buffer: Buffered | None = _field(None, "Asynchronous: step when so many replies are there, e.g. Buffered(5).")
     attack: Attack | None = _field(None, "What hostile clients do, e.g. SignFlip(0.2, scale=10) (default: none are).")
+    buffer: Buffered | None = _field(None, "Asynchronous: step when so many replies are there, e.g. Buffered(5).")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -29,7 +29,7 @@ from ..train.fitting import fitting
 from ..train.slot import Slot, floats, make_module
 from ..train.threads import one_thread
 from ..wire import Packet, State
-from .buffered import Arrival, Flights
+from .buffered import Arrival, Flights, check_late
 from .changes import MODELS, Changes, keep
 from .client import Job, Manner, Reply, Training, adapt_model
 from .envelope import NUMBER, Answer, Call, Scales
@@ -121,11 +121,8 @@ class Simulation(Rounds):
         slot.probe(self.tasks, trains=train is None)
         self.flights, buffer = Flights(), setting.buffer
         super().__init__(algorithm, slot, len(tasks), setting, tested)
-        if buffer is not None and not algorithm.late:
-            raise CombinationError(
-                f"buffer={buffer!r}: a reply of {algorithm!r} to an earlier broadcast means something else later; "
-                f"leave buffer out"
-            )
+        if buffer is not None:
+            check_late(buffer, algorithm)
         require(
             buffer is None or buffer.replies <= self.sample,
             f"buffer={buffer!r}: {self.sample} clients train at a time, so there are never more replies",

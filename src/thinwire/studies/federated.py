@@ -312,6 +312,8 @@ class Federated(Study):
             ("Privacy", short_expression(about.get("privacy"))),
             ("Clipping", _clip(about.get("clip"))),
             ("Aggregation", short_expression(about.get("aggregate"))),
+            ("Left out", None if about.get("expel") is None else f"clients far off in {about['expel']} rounds on end"),
+            ("Buffer", short_expression(about.get("buffer"))),
             ("Attack", short_expression(about.get("attack"))),
             (
                 "Own tests",

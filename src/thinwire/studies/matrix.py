@@ -15,6 +15,7 @@ from torch import nn
 from ..algorithms import Algorithm, FedAvg
 from ..algorithms.around import Around
 from ..expression import parse, vocabulary
+from ..federated.buffered import Buffered, check_late
 from ..federated.hostile import Hostile
 from ..federated.letters import private
 from ..federated.messages import Form
@@ -30,7 +31,7 @@ class Pair(NamedTuple):
 
     outer: str  # "" for a link by itself
     inner: str
-    role: str  # "algorithm", "up", "down", "personal", "aggregate" or "attack"
+    role: str  # "algorithm", "up", "down", "personal", "aggregate", "buffer" or "attack"
     expression: str
     reason: str
 
@@ -39,13 +40,14 @@ def matrix() -> list[Pair]:
     """Every algorithm that holds one around every algorithm; every link that holds one around every link.
 
     Links are tried up and down, and as what carries a message to one client alone (``personal=``). Every aggregator is
-    tried for every algorithm, and every attack on clients that send by every link.
+    tried for every algorithm, and so is a buffer of replies, and every attack on clients that send by every link.
     """
     algorithms, links = _names(Algorithm), _names(Link)
     pairs = [_try(outer, inner, "algorithm") for outer in _holders(Algorithm) for inner in algorithms]
     for role in ("up", "down", "personal"):
         pairs += [_try(outer, inner, role) for outer in ["", *_holders(Link)] for inner in links]
     pairs += [_try_rule(rule, method) for rule in _names(Aggregator) for method in algorithms]
+    pairs += [_try_buffer(method) for method in algorithms]
     pairs += [_try_attack(attack, link) for attack in _names(Attack) for link in links]
     return pairs
 
@@ -59,6 +61,16 @@ def _try_rule(rule: str, method: str) -> Pair:
     except ValueError as refusal:
         return Pair(rule, method, "aggregate", text, str(refusal))
     return Pair(rule, method, "aggregate", text, "")
+
+
+def _try_buffer(method: str) -> Pair:
+    algorithm, buffer = _example(vocabulary()[method], Algorithm), Buffered(1)
+    text = f"{algorithm!r}, buffer={buffer!r}"
+    try:
+        check_late(buffer, algorithm)
+    except ValueError as refusal:
+        return Pair("Buffered", method, "buffer", text, str(refusal))
+    return Pair("Buffered", method, "buffer", text, "")
 
 
 def _try_attack(attack: str, link: str) -> Pair:
@@ -158,9 +170,9 @@ def _plain(kind: type) -> Any:
 
 def _general(pair: Pair) -> str:
     """The reason, with dots in place of the very parts that were tried."""
-    if pair.role in ("aggregate", "attack"):
-        tried = [repr(_example(vocabulary()[pair.inner], Algorithm if pair.role == "aggregate" else Link))]
-        tried += [repr(vocabulary()[pair.outer]())]
+    if pair.role in ("aggregate", "buffer", "attack"):
+        tried = [repr(_example(vocabulary()[pair.inner], Link if pair.role == "attack" else Algorithm))]
+        tried += [repr(vocabulary()[pair.outer]())] if pair.role != "buffer" else []
         return functools.reduce(lambda reason, part: reason.replace(part, "..."), tried, pair.reason)
     kind = Algorithm if pair.role == "algorithm" else Link
     parts = (pair.expression, repr(_example(vocabulary()[pair.inner], kind)))
@@ -183,6 +195,7 @@ def show(pairs: list[Pair]) -> None:
         "down": "links going down",
         "personal": "links to one client alone",
         "aggregate": "an aggregator (across) of a method's replies",
+        "buffer": "rounds that do not wait for a method's replies",
         "attack": "an attack (across) on clients that send by a link",
     }
     for role, title in titles.items():
