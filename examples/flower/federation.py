@@ -57,7 +57,8 @@ class Federation:
     They are stopped as well when this process is killed: see ``guard.py``.
 
     ``address`` is where the SuperLink is reached, ``HOST:PORT``: by default a free port of this machine alone.
-    ``programs`` is the folder of the programs that Flower starts: by default that of this Python.
+    ``programs`` is the folder of the programs that Flower starts: by default that of this Python. ``warm``: SuperNodes
+    are started by ``thinwire node``, else by ``flower-supernode``.
     """
 
     def __init__(
@@ -67,9 +68,10 @@ class Federation:
         environment: Mapping[str, str] | None = None,
         address: str = "",
         programs: Path = BIN,
+        warm: bool = True,
     ) -> None:
         self.folder, self.nodes, self.address = folder, nodes, address or f"127.0.0.1:{free_port()}"
-        self.keys, self.programs = folder / "keys", programs
+        self.keys, self.programs, self.warm = folder / "keys", programs, warm
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.environment = {
             **os.environ,
@@ -77,6 +79,7 @@ class Federation:
             "FLWR_HOME": str(folder / "flwr"),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",  # seconds between two looks for something to start, not 1
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",  # what runs is what is installed here
             **(environment or {}),
         }
@@ -158,7 +161,8 @@ class Federation:
         """Start a SuperNode. Its key is its identity: it may be killed and started again."""
         folder = self.folder / f"client-{node}"
         self.start(
-            *(f"supernode-{node}", "flower-supernode", "--superlink", self.address),
+            *(f"supernode-{node}", *(("thinwire", "node") if self.warm else ("flower-supernode",))),
+            *("--superlink", self.address),
             *("--root-certificates", str(self.keys / "ca.pem")),
             *("--auth-supernode-private-key", str(self.keys / f"node-{node}")),
             *("--node-config", f'partition-id={node} folder="{folder}"'),

@@ -10,12 +10,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from flwr.app import Message, MessageType
-from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from torch import nn
 
@@ -27,9 +26,12 @@ from ...run.folder import open_folder
 from ...train.threads import one_thread
 from ..server import Deployment
 from ..setting import Setting
-from .post import NAME, Mail, pack, unpack
+from .mail import Mail
+from .post import NAME, pack, unpack
 
 AGAIN = 60.0  # seconds, after which a node that has not said its name is asked again
+ASLEEP = 3.0  # seconds that a SuperNode sleeps when it has asked for a message and there was none
+LINGER = 4  # questions, at most, that a node is busy with until the next call
 AHEAD = 5.0  # seconds that a sender's clock may be ahead of ours: of an authenticated node Flower asks as much
 
 log = logging.getLogger("thinwire")
@@ -115,6 +117,16 @@ def serve(
             return run.until(rounds, crew.step, evaluate_every=setting.evaluate_every, listeners=listeners)
 
 
+@runtime_checkable
+class KnownNode(Protocol):
+    """What a Grid says of a node: its number, and its public key where it has one."""
+
+    @property
+    def node_id(self) -> int: ...
+    @property
+    def public_key(self) -> bytes: ...
+
+
 class Nodes:
     """The nodes of a deployment, and which client each of them is."""
 
@@ -129,6 +141,10 @@ class Nodes:
         self.answers, self.introductions = Mail(grid), Mail(grid)
         self.lossy: set[int] = set()  # clients that have not answered once: the way there is not what a rate says
         self.ahead: set[int] = set()  # nodes whose clock says nothing
+        self.answered: dict[int, float] = {}  # client -> when its newest answer came
+        self.gaps: dict[
+            int, float
+        ] = {}  # client -> seconds between its answer and the call after it, in the newest round
 
     # -- a round --------------------------------------------------------------
 
@@ -140,9 +156,13 @@ class Nodes:
     def round(self) -> None:
         """Call a cohort and hand in what it answers, until enough is there, nobody is left, or time is up."""
         self.lossy |= set(self.run.sent)
-        for client, data in self.run.begin(self.muster()).items():
+        calls = self.run.begin(self.muster())
+        now = time.monotonic()
+        self.gaps = {client: now - self.answered.pop(client) for client in calls.keys() & self.answered.keys()}
+        for client, data in calls.items():
             self.run.owners.setdefault(self.run.names[client], self.keys[self.nodes[client]])
             self.call(client, data)
+            self.linger(client)
         end = time.monotonic() + self.deadline
         while not self.run.full and self.out() and time.monotonic() < end:
             if not self.collect():
@@ -157,6 +177,21 @@ class Nodes:
         for sent in self.push(self.nodes[client], data, mbit):
             self.waiting[sent] = client, time.monotonic()
             self.answers.expect(sent)
+
+    def linger(self, client: int) -> None:
+        """Keep a node from going to sleep before the next call.
+
+        A SuperNode that finds no message sleeps for three seconds, and one that has just answered finds none. Where
+        the call after the last answer came sooner than that, the node is asked its name as well, some times, each of
+        which it answers within a second and asks for the next message at once. Not on a slow link, where a question's
+        requests, of some kB, would take as long.
+        """
+        gap, rate = self.gaps.get(client, ASLEEP), self.run.rate(client)
+        if gap < ASLEEP and (rate == 0.0 or rate >= 1.0):
+            for _ in range(min(1 + int(gap / 0.5), LINGER)):
+                for sent in self.push(self.nodes[client], b""):
+                    self.asked[sent] = self.nodes[client]
+                    self.introductions.expect(sent)
 
     def push(self, node: int, data: bytes, mbit: float = 0.0) -> list[str]:
         """Send a blob, which is empty to ask for a name; the number of the message, if it could be sent."""
@@ -174,6 +209,7 @@ class Nodes:
         messages = self.answers.wait(self.poll)
         for sent, message in messages.items():
             client, since = self.waiting.pop(sent)
+            self.answered[client] = time.monotonic()
             if message is None or message.has_error():
                 why = "its message cannot be read" if message is None else message.error.reason
                 log.warning("client %d failed: %s", client, why)
@@ -263,7 +299,7 @@ class Nodes:
             self.nodes[names.index(name)] = node
 
 
-def key_of(node: NodeInfo) -> str:
+def key_of(node: KnownNode) -> str:
     """A digest of a node's public key, whatever that is; its number where it has none."""
     return hashlib.sha256(node.public_key).hexdigest() if node.public_key else f"node {node.node_id}"
 
