@@ -230,6 +230,8 @@ class Federation:
         """Start a run of the app with this configuration; its number."""
         text = " ".join(f"{name}={json.dumps(value)}" for name, value in config.items())
         found = json.loads(self.flwr("run", str(app), "--run-config", text, "--format", "json"))
+        if "run-id" not in found:
+            raise RuntimeError(f"flwr run failed: {found}")
         return int(found["run-id"])
 
     def status(self, run: int) -> str:

@@ -11,6 +11,7 @@ from flwr.clientapp import ClientApp
 
 from ...errors import CombinationError, require
 from .post import pack, unpack
+from .transfer import reply
 
 if TYPE_CHECKING:
     from ..client import Node
@@ -66,12 +67,13 @@ def client_app(
 def reply_to(message: Message, context: Context, answer: Callable[[bytes], tuple[bytes, float]]) -> Message:
     """The reply to a message of the server's: to one without a word, the client's name.
 
-    ``answer`` gives the answer to a call, and the rate in Mbit/s by which it is cut.
+    ``answer`` gives the answer to a call, and the rate in Mbit/s by which it is cut. What is large comes and goes in
+    parts (:mod:`thinwire.deploy.flower.transfer`).
     """
-    call = unpack(message.content)
-    if not call:
+    data = unpack(message.content)
+    if not data:
         return Message(pack(name_of(context).encode()), reply_to=message)
-    return Message(pack(*answer(call)), reply_to=message)
+    return Message(pack(*reply(data, folder_of(context) / ".parts", answer)), reply_to=message)
 
 
 def answer_of(node: Node, call: bytes) -> tuple[bytes, float]:

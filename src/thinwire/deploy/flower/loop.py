@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import logging
 import math
+import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,9 +29,11 @@ from ..server import Deployment
 from ..setting import Setting
 from .mail import Mail
 from .post import NAME, pack, unpack
+from .transfer import FINAL, PART, Parts, Transfer
 
 AGAIN = 60.0  # seconds, after which a node that has not said its name is asked again
 ASLEEP = 3.0  # seconds that a SuperNode sleeps when it has asked for a message and there was none
+PARTS = "parts"  # the folder of what has come of large answers
 LINGER = 4  # questions, at most, that a node is busy with until the next call
 AHEAD = 5.0  # seconds that a sender's clock may be ahead of ours: of an authenticated node Flower asks as much
 
@@ -114,7 +117,10 @@ def serve(
                 run.owners |= {name: None if key is None else digest_of(key) for name, key in clients.items()}
             crew = Nodes(grid, run, setting.deadline, setting.poll)
             listeners = (lambda record: log.info("round %d of %d: %s", record["round"], rounds, record), on_round)
-            return run.until(rounds, crew.step, evaluate_every=setting.evaluate_every, listeners=listeners)
+            result = run.until(rounds, crew.step, evaluate_every=setting.evaluate_every, listeners=listeners)
+            if folder is not None:
+                shutil.rmtree(folder.path / PARTS, ignore_errors=True)
+            return result
 
 
 @runtime_checkable
@@ -137,7 +143,9 @@ class Nodes:
         self.named: dict[str, int] = {}  # name -> node, as long as there are fewer than clients
         self.asked: dict[str, int] = {}  # message -> node: who are you?
         self.since: dict[int, float] = {}  # node -> when it was asked
-        self.waiting: dict[str, tuple[int, float]] = {}  # message -> client, when it was called
+        self.waiting: dict[str, tuple[int, float, Transfer | None]] = {}  # message -> client, when it was called
+        self.transfers: dict[int, Transfer] = {}  # client -> its newest call, where that or its answer may be large
+        self.again: list[int] = []  # bytes of each part that was sent again in this round
         self.answers, self.introductions = Mail(grid), Mail(grid)
         self.lossy: set[int] = set()  # clients that have not answered once: the way there is not what a rate says
         self.ahead: set[int] = set()  # nodes whose clock says nothing
@@ -150,8 +158,12 @@ class Nodes:
 
     def step(self, evaluate: bool) -> Record:
         """One round, from the calls to its record."""
+        self.again.clear()
         self.round()
-        return self.run.end(evaluate)
+        record = self.run.end(evaluate)
+        if self.large(b""):
+            record["resent_bytes"] = sum(self.again)
+        return record
 
     def round(self) -> None:
         """Call a cohort and hand in what it answers, until enough is there, nobody is left, or time is up."""
@@ -165,18 +177,49 @@ class Nodes:
             self.linger(client)
         end = time.monotonic() + self.deadline
         while not self.run.full and self.out() and time.monotonic() < end:
+            for client in list(self.transfers):
+                self.go_on(client)
             if not self.collect():
                 self.enrol()
+
+    def large(self, call: bytes) -> bool:
+        """Whether a call, or an honest answer to it, has more than one part."""
+        return max(len(call), self.run.most // 2) > PART
 
     def call(self, client: int, data: bytes) -> None:
         """Send a call. It outlives its round: a late answer may be of use.
 
         It is cut as if the server's uplink, which nobody measures, were as fast as the client's, for all together.
         """
+        self.transfers.pop(client, None)
+        if self.large(data):
+            self.transfers[client] = Transfer(data, self.run.most, self.parts_of(client), self.again.append)
+            self.go_on(client)
+            return
+        self.send(client, data)
+
+    def send(self, client: int, data: bytes, transfer: Transfer | None = None) -> list[str]:
+        """Send a client a blob, whose reply is looked for; the number of the message, if it could be sent."""
         mbit = 0.0 if client in self.lossy else self.run.rate(client) / self.run.called
-        for sent in self.push(self.nodes[client], data, mbit):
-            self.waiting[sent] = client, time.monotonic()
+        messages = self.push(self.nodes[client], data, mbit)
+        for sent in messages:
+            self.waiting[sent] = client, time.monotonic(), transfer
             self.answers.expect(sent)
+        return messages
+
+    def go_on(self, client: int) -> None:
+        """Send what is due of a transfer."""
+        transfer = self.transfers[client]
+        for about, data in transfer.due(self.run.rate(client)):
+            messages = self.send(client, data, transfer)
+            for sent in messages:
+                transfer.sent(sent, about)
+            if not messages:
+                transfer.due_again(*about)
+
+    def parts_of(self, client: int) -> Parts:
+        """Where the parts of a client's answer are kept."""
+        return Parts(None if self.run.folder is None else self.run.folder.path / PARTS / str(client))
 
     def linger(self, client: int) -> None:
         """Keep a node from going to sleep before the next call.
@@ -202,26 +245,42 @@ class Nodes:
     def out(self) -> bool:
         """Whether an answer to this round's call may still come."""
         now = self.run.round + 1
-        return any(self.run.sent[c].round == now for c, _ in self.waiting.values() if c in self.run.sent)
+        called = {client for client, _, _ in self.waiting.values()} | self.transfers.keys()
+        return any(self.run.sent[client].round == now for client in called & self.run.sent.keys())
 
     def collect(self) -> bool:
         """Hand in what arrives before the next look; whether anything has."""
         messages = self.answers.wait(self.poll)
         for sent, message in messages.items():
-            client, since = self.waiting.pop(sent)
-            self.answered[client] = time.monotonic()
+            client, since, transfer = self.waiting.pop(sent)
+            if transfer is not None and transfer is not self.transfers.get(client):
+                continue  # it was called again
             if message is None or message.has_error():
                 why = "its message cannot be read" if message is None else message.error.reason
+                if transfer is not None and message is not None and message.error.code not in FINAL:
+                    log.info("client %d: a part of a transfer is sent again: %s", client, why)
+                    transfer.lost(sent)
+                    continue
+                self.transfers.pop(client, None)
                 log.warning("client %d failed: %s", client, why)
                 continue
+            sending = self.on_its_way(message)
             try:
-                data = unpack(message.content, self.run.most)
+                data: bytes | None = unpack(message.content, max(self.run.most, 2 * PART))
+                if transfer is not None and data is not None:
+                    data = transfer.take(sent, data)
+                    sending = None if transfer.since is None else time.monotonic() - transfer.since
             except WireError as error:
                 log.warning("client %d sent no blob of ours: %s", client, error)
                 data = b""  # which is refused, and counted, like any other
+            if data is None:
+                self.go_on(client)
+                continue
+            self.transfers.pop(client, None)
+            self.answered[client] = time.monotonic()
             with contextlib.suppress(WireError):  # it is in the log and in the record
                 try:
-                    self.run.accept(client, data, time.monotonic() - since, self.on_its_way(message))
+                    self.run.accept(client, data, time.monotonic() - since, sending)
                 except OutOfSync as error:
                     log.warning("%s: it is sent everything", error)
                     self.call(client, self.run.reopen(client))
@@ -252,6 +311,8 @@ class Nodes:
         keys = {node.node_id: key_of(node) for node in self.grid.get_nodes()}
         self.keys |= keys
         online = set(keys)
+        for client, transfer in self.transfers.items():
+            transfer.seen(self.nodes[client] in online)
         for node in sorted(online - set(self.nodes.values())):
             if time.monotonic() - self.since.get(node, -math.inf) > AGAIN:
                 self.since[node] = time.monotonic()
