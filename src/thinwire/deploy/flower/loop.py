@@ -34,7 +34,6 @@ from .transfer import FINAL, PART, Parts, Transfer
 AGAIN = 60.0  # seconds, after which a node that has not said its name is asked again
 ASLEEP = 3.0  # seconds that a SuperNode sleeps when it has asked for a message and there was none
 PARTS = "parts"  # the folder of what has come of large answers
-LINGER = 4  # questions, at most, that a node is busy with until the next call
 AHEAD = 5.0  # seconds that a sender's clock may be ahead of ours: of an authenticated node Flower asks as much
 
 log = logging.getLogger("thinwire")
@@ -175,12 +174,13 @@ class Nodes:
             self.run.owners.setdefault(self.run.names[client], self.keys[self.nodes[client]])
             self.call(client, data)
             self.linger(client)
-        end = time.monotonic() + self.deadline
+        look, end = 0.0, time.monotonic() + self.deadline
         while not self.run.full and self.out() and time.monotonic() < end:
             for client in list(self.transfers):
                 self.go_on(client)
-            if not self.collect():
+            if not self.collect() and time.monotonic() > look:
                 self.enrol()
+                look = time.monotonic() + min(4 * self.poll, 1.0)
 
     def large(self, call: bytes) -> bool:
         """Whether a call, or an honest answer to it, has more than one part."""
@@ -225,16 +225,14 @@ class Nodes:
         """Keep a node from going to sleep before the next call.
 
         A SuperNode that finds no message sleeps for three seconds, and one that has just answered finds none. Where
-        the call after the last answer came sooner than that, the node is asked its name as well, some times, each of
-        which it answers within a second and asks for the next message at once. Not on a slow link, where a question's
-        requests, of some kB, would take as long.
+        the call after the last answer came sooner than that, the node is asked its name as well, which it answers
+        within a second, and then asks for the next message at once. Nobody waits for that answer. Not on a slow link,
+        where a question's requests, of some kB, would take as long.
         """
         gap, rate = self.gaps.get(client, ASLEEP), self.run.rate(client)
         if gap < ASLEEP and (rate == 0.0 or rate >= 1.0):
-            for _ in range(min(1 + int(gap / 0.5), LINGER)):
-                for sent in self.push(self.nodes[client], b""):
-                    self.asked[sent] = self.nodes[client]
-                    self.introductions.expect(sent)
+            for _ in range(1 + int(gap)):
+                self.push(self.nodes[client], b"")
 
     def push(self, node: int, data: bytes, mbit: float = 0.0) -> list[str]:
         """Send a blob, which is empty to ask for a name; the number of the message, if it could be sent."""
