@@ -17,7 +17,7 @@ pytest.importorskip("flwr")
 from flwr.app import Error, Message
 
 from test_serve import Post, _task, post, serve, simulated  # noqa: F401  _task: a fixture of every test
-from thinwire.deploy.flower import loop, transfer
+from thinwire.deploy.flower import nodes, transfer
 from thinwire.deploy.flower.post import unpack
 from thinwire.deploy.flower.transfer import Frame, Parts, Transfer, cut, digest_of, read_frame, reply
 
@@ -28,7 +28,7 @@ EXPRESSION = "FedAvg(up=EF21(TopK(0.5)))"
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (transfer, loop):
+    for module in (transfer, nodes):
         monkeypatch.setattr(module, "PART", SMALL)
     monkeypatch.setattr(transfer, "PAUSE", 0.0)
 

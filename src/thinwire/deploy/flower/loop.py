@@ -3,38 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
-import math
 import shutil
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
-from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives import serialization
-from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 from torch import nn
 
 from ...algorithms.base import Algorithm
-from ...errors import OutOfSync, WireError, check, require
+from ...errors import require
 from ...federated.result import Record, Result
 from ...ranges import Count
 from ...run.folder import open_folder
 from ...train.threads import one_thread
 from ..server import Deployment
 from ..setting import Setting
-from .mail import Mail
-from .post import NAME, pack, unpack
-from .transfer import FINAL, PART, Parts, Transfer
-
-AGAIN = 60.0  # seconds, after which a node that has not said its name is asked again
-ASLEEP = 3.0  # seconds that a SuperNode sleeps when it has asked for a message and there was none
-PARTS = "parts"  # the folder of what has come of large answers
-AHEAD = 5.0  # seconds that a sender's clock may be ahead of ours: of an authenticated node Flower asks as much
+from ..watch import Board, Lines
+from .nodes import PARTS, Nodes, by_number, digest_of
 
 log = logging.getLogger("thinwire")
 
@@ -46,6 +34,9 @@ class ServeSetting(Setting):
     - ``deadline``: seconds after which whoever has not answered is not waited for.
     - ``evaluate_every``: rounds between evaluations. The last round is always evaluated.
     - ``poll``: the pause, in seconds, between two looks for answers.
+    - ``target``: what ends the run early: the first round whose ``measure``, as the server evaluates it on its test,
+      is at least this, or at most this for ``mae`` and ``test_loss``. None: all rounds are made.
+    - ``measure``: "accuracy", "dice", "mae" or "test_loss".
 
     ``most_examples`` may have a number for each name.
     """
@@ -54,10 +45,22 @@ class ServeSetting(Setting):
     deadline: int | float = 3600.0
     evaluate_every: Count = 1
     poll: int | float = 0.5
+    target: int | float | None = None
+    measure: str = "accuracy"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.deadline > 0, f"deadline={self.deadline}: seconds to wait for answers are positive")
+
+        known = ("accuracy", "dice", "mae", "test_loss")
+        require(self.measure in known, f"measure={self.measure!r}: it is one of {', '.join(known)}")
+
+    def reached(self, record: Record) -> bool:
+        """Whether a round's record ends the run."""
+        value = record.get(self.measure)
+        if self.target is None or value is None:
+            return False
+        return bool(value <= self.target if self.measure in ("mae", "test_loss") else value >= self.target)
 
     def by_client(self, names: Sequence[str], clients: Any) -> ServeSetting:
         """The same with ``most_examples`` in the order of clients, where it is by name."""
@@ -114,266 +117,33 @@ def serve(
                 run.names = names
             if isinstance(clients, Mapping):
                 run.owners |= {name: None if key is None else digest_of(key) for name, key in clients.items()}
-            crew = Nodes(grid, run, setting.deadline, setting.poll)
+            where = None if folder is None else folder.path
+            crew = Nodes(grid, run, setting.deadline, setting.poll, Board(where, rounds))
             listeners = (lambda record: log.info("round %d of %d: %s", record["round"], rounds, record), on_round)
-            result = run.until(rounds, crew.step, evaluate_every=setting.evaluate_every, listeners=listeners)
+            with log_lines(where, run):
+                result = run.until(
+                    rounds,
+                    crew.step,
+                    evaluate_every=setting.evaluate_every,
+                    listeners=listeners,
+                    stop=setting.reached,
+                )
             if folder is not None:
                 shutil.rmtree(folder.path / PARTS, ignore_errors=True)
             return result
 
 
-@runtime_checkable
-class KnownNode(Protocol):
-    """What a Grid says of a node: its number, and its public key where it has one."""
-
-    @property
-    def node_id(self) -> int: ...
-    @property
-    def public_key(self) -> bytes: ...
-
-
-class Nodes:
-    """The nodes of a deployment, and which client each of them is."""
-
-    def __init__(self, grid: Grid, run: Deployment, deadline: float, poll: float) -> None:
-        self.grid, self.run, self.deadline, self.poll = grid, run, deadline, poll
-        self.nodes: dict[int, int] = {}  # client -> node
-        self.keys: dict[int, str] = {}  # node -> its key
-        self.named: dict[str, int] = {}  # name -> node, as long as there are fewer than clients
-        self.asked: dict[str, int] = {}  # message -> node: who are you?
-        self.since: dict[int, float] = {}  # node -> when it was asked
-        self.waiting: dict[str, tuple[int, float, Transfer | None]] = {}  # message -> client, when it was called
-        self.transfers: dict[int, Transfer] = {}  # client -> its newest call, where that or its answer may be large
-        self.again: list[int] = []  # bytes of each part that was sent again in this round
-        self.answers, self.introductions = Mail(grid), Mail(grid)
-        self.lossy: set[int] = set()  # clients that have not answered once: the way there is not what a rate says
-        self.ahead: set[int] = set()  # nodes whose clock says nothing
-        self.answered: dict[int, float] = {}  # client -> when its newest answer came
-        self.gaps: dict[
-            int, float
-        ] = {}  # client -> seconds between its answer and the call after it, in the newest round
-
-    # -- a round --------------------------------------------------------------
-
-    def step(self, evaluate: bool) -> Record:
-        """One round, from the calls to its record."""
-        self.again.clear()
-        self.round()
-        record = self.run.end(evaluate)
-        if self.large(b""):
-            record["resent_bytes"] = sum(self.again)
-        return record
-
-    def round(self) -> None:
-        """Call a cohort and hand in what it answers, until enough is there, nobody is left, or time is up."""
-        self.lossy |= set(self.run.sent)
-        calls = self.run.begin(self.muster())
-        now = time.monotonic()
-        self.gaps = {client: now - self.answered.pop(client) for client in calls.keys() & self.answered.keys()}
-        for client, data in calls.items():
-            self.run.owners.setdefault(self.run.names[client], self.keys[self.nodes[client]])
-            self.call(client, data)
-            self.linger(client)
-        look, end = 0.0, time.monotonic() + self.deadline
-        while not self.run.full and self.out() and time.monotonic() < end:
-            for client in list(self.transfers):
-                self.go_on(client)
-            if not self.collect() and time.monotonic() > look:
-                self.enrol()
-                look = time.monotonic() + min(4 * self.poll, 1.0)
-
-    def large(self, call: bytes) -> bool:
-        """Whether a call, or an honest answer to it, has more than one part."""
-        return max(len(call), self.run.most // 2) > PART
-
-    def call(self, client: int, data: bytes) -> None:
-        """Send a call. It outlives its round: a late answer may be of use.
-
-        It is cut as if the server's uplink, which nobody measures, were as fast as the client's, for all together.
-        """
-        self.transfers.pop(client, None)
-        if self.large(data):
-            self.transfers[client] = Transfer(data, self.run.most, self.parts_of(client), self.again.append)
-            self.go_on(client)
-            return
-        self.send(client, data)
-
-    def send(self, client: int, data: bytes, transfer: Transfer | None = None) -> list[str]:
-        """Send a client a blob, whose reply is looked for; the number of the message, if it could be sent."""
-        mbit = 0.0 if client in self.lossy else self.run.rate(client) / self.run.called
-        messages = self.push(self.nodes[client], data, mbit)
-        for sent in messages:
-            self.waiting[sent] = client, time.monotonic(), transfer
-            self.answers.expect(sent)
-        return messages
-
-    def go_on(self, client: int) -> None:
-        """Send what is due of a transfer."""
-        transfer = self.transfers[client]
-        for about, data in transfer.due(self.run.rate(client)):
-            messages = self.send(client, data, transfer)
-            for sent in messages:
-                transfer.sent(sent, about)
-            if not messages:
-                transfer.due_again(*about)
-
-    def parts_of(self, client: int) -> Parts:
-        """Where the parts of a client's answer are kept."""
-        return Parts(None if self.run.folder is None else self.run.folder.path / PARTS / str(client))
-
-    def linger(self, client: int) -> None:
-        """Keep a node from going to sleep before the next call.
-
-        A SuperNode that finds no message sleeps for three seconds, and one that has just answered finds none. Where
-        the call after the last answer came sooner than that, the node is asked its name as well, which it answers
-        within a second, and then asks for the next message at once. Nobody waits for that answer. Not on a slow link,
-        where a question's requests, of some kB, would take as long.
-        """
-        gap, rate = self.gaps.get(client, ASLEEP), self.run.rate(client)
-        if gap < ASLEEP and (rate == 0.0 or rate >= 1.0):
-            for _ in range(1 + int(gap)):
-                self.push(self.nodes[client], b"")
-
-    def push(self, node: int, data: bytes, mbit: float = 0.0) -> list[str]:
-        """Send a blob, which is empty to ask for a name; the number of the message, if it could be sent."""
-        content, group = pack(data, mbit), str(self.run.round + 1)
-        message = Message(content, node, MessageType.TRAIN, ttl=2 * self.deadline, group_id=group)
-        return [sent for sent in self.grid.push_messages([message]) if sent]
-
-    def out(self) -> bool:
-        """Whether an answer to this round's call may still come."""
-        now = self.run.round + 1
-        called = {client for client, _, _ in self.waiting.values()} | self.transfers.keys()
-        return any(self.run.sent[client].round == now for client in called & self.run.sent.keys())
-
-    def collect(self) -> bool:
-        """Hand in what arrives before the next look; whether anything has."""
-        messages = self.answers.wait(self.poll)
-        for sent, message in messages.items():
-            client, since, transfer = self.waiting.pop(sent)
-            if transfer is not None and transfer is not self.transfers.get(client):
-                continue  # it was called again
-            if message is None or message.has_error():
-                why = "its message cannot be read" if message is None else message.error.reason
-                if transfer is not None and message is not None and message.error.code not in FINAL:
-                    log.info("client %d: a part of a transfer is sent again: %s", client, why)
-                    transfer.lost(sent)
-                    continue
-                self.transfers.pop(client, None)
-                log.warning("client %d failed: %s", client, why)
-                continue
-            sending = self.on_its_way(message)
-            try:
-                data: bytes | None = unpack(message.content, max(self.run.most, 2 * PART))
-                if transfer is not None and data is not None:
-                    data = transfer.take(sent, data)
-                    sending = None if transfer.since is None else time.monotonic() - transfer.since
-            except WireError as error:
-                log.warning("client %d sent no blob of ours: %s", client, error)
-                data = b""  # which is refused, and counted, like any other
-            if data is None:
-                self.go_on(client)
-                continue
-            self.transfers.pop(client, None)
-            self.answered[client] = time.monotonic()
-            with contextlib.suppress(WireError):  # it is in the log and in the record
-                try:
-                    self.run.accept(client, data, time.monotonic() - since, sending)
-                except OutOfSync as error:
-                    log.warning("%s: it is sent everything", error)
-                    self.call(client, self.run.reopen(client))
-        return bool(messages)
-
-    def on_its_way(self, message: Message) -> float | None:
-        """Seconds since a reply was made, at most; None where its sender's clock has been seen to be too far ahead."""
-        since, node = time.time() - message.metadata.created_at, message.metadata.src_node_id
-        if since < -AHEAD:
-            self.ahead.add(node)
-        return None if node in self.ahead else since + AHEAD
-
-    # -- who is there ---------------------------------------------------------
-
-    def muster(self) -> list[int]:
-        """The clients that are there: all of them before the first round, later as many as count or come in time."""
-        end = time.monotonic() + self.deadline
-        while True:
-            online = self.enrol()
-            there = sorted(client for client, node in self.nodes.items() if node in online)
-            enough = self.run.first if self.run.round else self.run.num_clients
-            if len(there) >= enough or (there and self.run.round and time.monotonic() > end):
-                return there
-            time.sleep(self.poll)
-
-    def enrol(self) -> set[int]:
-        """Ask nodes that are new for their names; the nodes that are there."""
-        keys = {node.node_id: key_of(node) for node in self.grid.get_nodes()}
-        self.keys |= keys
-        online = set(keys)
-        for client, transfer in self.transfers.items():
-            transfer.seen(self.nodes[client] in online)
-        for node in sorted(online - set(self.nodes.values())):
-            if time.monotonic() - self.since.get(node, -math.inf) > AGAIN:
-                self.since[node] = time.monotonic()
-                for sent in self.push(node, b""):
-                    self.asked[sent] = node
-                    self.introductions.expect(sent)
-        for sent, message in self.introductions.wait(0.0).items():
-            node = self.asked.pop(sent)
-            try:
-                if message is None or message.has_error():
-                    raise WireError("it cannot be read" if message is None else message.error.reason)
-                self.on_its_way(message)  # so little that a clock that is far ahead shows
-                name = unpack(message.content, NAME).decode()
-                check(name.isprintable() and name, "a name")
-                self.admit(name, node, online)
-            except (WireError, UnicodeDecodeError) as error:
-                log.warning("node %d does not say which client it is: %s", node, error)
-        return online
-
-    def admit(self, name: str, node: int, online: set[int]) -> None:
-        """Note which node a client is. A name that was called has an owner; before, it is the first's that is there."""
-        names = self.run.names
-        if (self.run.owners.get(name) or self.keys[node]) != self.keys[node]:
-            log.warning(
-                "node %d says that it is %r, which is the name of a node with another key; if that has a new one, "
-                "start the server again with clients={%r: ...}, the text of the new key's .pub file",
-                node,
-                name,
-                name,
-            )
-        elif not names:
-            if self.named.get(name, node) in online - {node}:
-                log.warning("node %d says that it is %r, which another node is", node, name)
-                return
-            self.named[name] = node
-            if len(self.named) < self.run.num_clients:
-                return
-            names.extend(by_number(self.named))
-            self.nodes = {client: self.named[name] for client, name in enumerate(names)}
-        elif name not in names:
-            log.warning("node %d says that it is %r, which this run does not know", node, name)
-        elif self.nodes.get(names.index(name), node) in online - {node}:
-            log.warning("node %d says that it is %r, which another node is", node, name)
-        else:
-            self.nodes[names.index(name)] = node
-
-
-def key_of(node: KnownNode) -> str:
-    """A digest of a node's public key, whatever that is; its number where it has none."""
-    return hashlib.sha256(node.public_key).hexdigest() if node.public_key else f"node {node.node_id}"
-
-
-def digest_of(key: str) -> str:
-    """The same for the text of a ``.pub`` file."""
+@contextlib.contextmanager
+def log_lines(folder: Path | None, run: Deployment) -> Iterator[None]:
+    """As long as this is entered, what is logged goes to ``log.jsonl`` in the folder too, as lines of JSON."""
+    if folder is None:
+        yield
+        return
+    handler = logging.FileHandler(folder / "log.jsonl")
+    handler.setFormatter(Lines({"run": run.digest, "round": lambda: run.round + 1}))
+    log.addHandler(handler)
     try:
-        public = serialization.load_ssh_public_key(key.encode())
-    except (ValueError, UnsupportedAlgorithm) as error:
-        text = "is no public key: give the text of the node's .pub file, 'ecdsa-sha2-nistp384 AAAA...', or None"
-        raise ValueError(f"clients={{...: {key[:60]!r}}} {text}") from error
-    as_flower_has_it = serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-    return hashlib.sha256(public.public_bytes(*as_flower_has_it)).hexdigest()
-
-
-def by_number(names: Iterable[str]) -> list[str]:
-    """In the order of their numbers, where they end in some."""
-    return sorted(names, key=lambda name: (len(name), name))
+        yield
+    finally:
+        log.removeHandler(handler)
+        handler.close()

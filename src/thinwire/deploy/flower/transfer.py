@@ -225,6 +225,13 @@ class Transfer:
         self.paused = 0.0
         self.since: float | None = None  # when the first part of the answer was asked for
 
+    @property
+    def progress(self) -> tuple[str, int, int]:
+        """The direction that is under way, how many of its parts have come, and of how many."""
+        if self.whole is None:
+            return "down", len(self.call) - len(self.sending), len(self.call)
+        return "up", len(self.whole.parts) - len(self.wanted), len(self.whole.parts)
+
     def due(self, rate: float) -> list[tuple[tuple[str, str], bytes]]:
         """The messages to send now, and what each is about: ``(kind, digest)``."""
         if time.monotonic() < self.paused:
