@@ -187,6 +187,7 @@ def test_a_worker_stays_answers_as_the_client_does_and_is_nobody_elses(little: L
     assert stat.S_IMODE(little.folder.stat().st_mode) == 0o700
 
 
+@pytest.mark.slow
 def test_other_code_and_other_settings_are_another_worker(little: Little) -> None:
     (call,) = little.run.begin([0]).values()
     first = little.ask(call)
@@ -198,6 +199,7 @@ def test_other_code_and_other_settings_are_another_worker(little: Little) -> Non
     until(lambda: not any(map(runs, little.pids()[:2])))
 
 
+@pytest.mark.slow
 def test_a_call_whose_worker_is_killed_is_asked_once_more(little: Little) -> None:
     (call,) = little.run.begin([0]).values()
     linger = little.folder / "linger"
@@ -212,6 +214,7 @@ def test_a_call_whose_worker_is_killed_is_asked_once_more(little: Little) -> Non
     assert len(set(little.pids())) == 2
 
 
+@pytest.mark.slow
 def test_a_worker_ends_with_who_asked_and_with_its_owner_and_when_it_is_idle(little: Little) -> None:
     (call,) = little.run.begin([0]).values()
     little.folder.mkdir()
@@ -254,12 +257,14 @@ def test_what_a_worker_raises_is_raised_where_it_was_asked(little: Little) -> No
     assert len(set(little.pids())) == 1
 
 
+@pytest.mark.slow
 def test_a_folder_whose_name_is_too_long_for_a_socket_has_one(little: Little) -> None:
     (call,) = little.run.begin([0]).values()
     little.folder = little.root / ("long" * 30)
     same_but_for_the_time(little.ask(call), little.twin.answer(call))
 
 
+@pytest.mark.slow
 def test_two_that_ask_at_once_are_answered_by_one_worker(little: Little) -> None:
     (call,) = little.run.begin([0]).values()
     both = [little.process(call) for _ in range(2)]

@@ -117,7 +117,7 @@ def test_the_command_shows_a_table_and_a_line_of_json(watched: Path) -> None:
 
     shown = CliRunner().invoke(app, ["watch", str(watched), "--once", "--json"]).stdout.splitlines()
     assert shown[0].startswith("complete: 3 of 3 rounds, accuracy ")
-    assert shown[1].split() == ["client", "state", "for", "parts", "bytes", "up", "bytes", "down"]
+    assert shown[1].split() == ["client", "state", "for", "chunks", "bytes", "up", "bytes", "down"]
     assert [line.split()[:2] for line in shown[2:5]] == [["a", "answered"], ["b", "failed"], ["c", "answered"]]
     assert json.loads(shown[5])["made"] == 3
 

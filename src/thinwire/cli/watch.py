@@ -55,12 +55,12 @@ def _table(status: dict[str, Any]) -> str:
     lines = [head]
     if not status["complete"] and status["silent"] > SILENT:
         lines.append(f"the server has said nothing for {_time(status['silent'])}: is it there?")
-    lines.append(f"{'client':<24} {'state':<9} {'for':>7} {'parts':>14} {'bytes up':>14} {'bytes down':>14}")
+    lines.append(f"{'client':<24} {'state':<9} {'for':>7} {'chunks':>14} {'bytes up':>14} {'bytes down':>14}")
     for client in status["clients"]:
         since = "" if client["since"] is None else _time(now - client["since"])
-        parts = "" if client["parts"] is None else "{} {}/{}".format(*client["parts"])
+        chunks = "" if client["chunks"] is None else "{} {}/{}".format(*client["chunks"])
         lines.append(
-            f"{client['name'][:24]:<24} {client['state']:<9} {since:>7} {parts:>14} "
+            f"{client['name'][:24]:<24} {client['state']:<9} {since:>7} {chunks:>14} "
             f"{client['up']:>14,} {client['down']:>14,}"
         )
     return "\n".join(lines)

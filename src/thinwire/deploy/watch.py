@@ -33,20 +33,20 @@ class Board:
     def __init__(self, folder: Path | None, rounds: int) -> None:
         self.path, self.rounds = None if folder is None else folder / FILE, rounds
         self.states: dict[int, tuple[str, float]] = {}  # client -> what it does, since when
-        self.parts: dict[int, tuple[str, int, int]] = {}  # client -> direction, parts that have come, of how many
+        self.chunks: dict[int, tuple[str, int, int]] = {}  # client -> direction, chunks that have come, of how many
         self.took: dict[int, float] = {}  # client -> seconds that its newest answer took
         self.written = 0.0
 
     def begin(self, clients: Iterable[int]) -> None:
         """A round begins, in which these are called."""
-        self.states, self.parts = {client: ("called", time.time()) for client in clients}, {}
+        self.states, self.chunks = {client: ("called", time.time()) for client in clients}, {}
 
     def note(self, client: int, state: str) -> None:
         """A client has come to another state."""
         if state == "answered" and client in self.states:
             self.took[client] = time.time() - self.states[client][1]
         self.states[client] = state, time.time()
-        self.parts.pop(client, None)
+        self.chunks.pop(client, None)
 
     def state(self, client: int, online: bool) -> tuple[str, float]:
         """What a client does, since when."""
@@ -65,7 +65,7 @@ class Board:
         for client, name in enumerate(names):
             state, since = self.state(client, client in online)
             clients.append({"client": client, "name": name, "state": state, "since": since or None})
-            clients[-1]["parts"] = self.parts.get(client)
+            clients[-1]["chunks"] = self.chunks.get(client)
         about = {"round": round, "rounds": self.rounds, "time": now, "clients": clients}
         draft = self.path.with_name(f".{FILE}.draft")
         draft.write_text(json.dumps(about))
@@ -76,7 +76,7 @@ def read_status(folder: Path) -> dict[str, Any]:
     """How the run of a folder stands.
 
     ``round`` of ``rounds`` is under way, ``clients`` have ``name``, ``state``, ``since`` (seconds of the clock),
-    ``parts`` (direction, how many have come, of how many) of a large message that is on its way, and the ``up`` and
+    ``chunks`` (direction, how many have come, of how many) of a large message that is on its way, and the ``up`` and
     ``down`` bytes of all finished rounds. ``seconds`` is the median of the newest rounds', ``left`` that times the
     rounds that are left, ``silent`` the seconds since the server last wrote, ``complete`` whether the run is, and
     ``record`` the last line of ``rounds.jsonl``. Raises :class:`RunError` where there is no deployment.

@@ -68,12 +68,12 @@ def reply_to(message: Message, context: Context, answer: Callable[[bytes], tuple
     """The reply to a message of the server's: to one without a word, the client's name.
 
     ``answer`` gives the answer to a call, and the rate in Mbit/s by which it is cut. What is large comes and goes in
-    parts (:mod:`thinwire.deploy.flower.transfer`).
+    chunks (:mod:`thinwire.deploy.flower.transfer`).
     """
     data = unpack(message.content)
     if not data:
         return Message(pack(name_of(context).encode()), reply_to=message)
-    return Message(pack(*reply(data, folder_of(context) / ".parts", answer)), reply_to=message)
+    return Message(pack(*reply(data, folder_of(context) / ".chunks", answer)), reply_to=message)
 
 
 def answer_of(node: Node, call: bytes) -> tuple[bytes, float]:

@@ -22,7 +22,7 @@ from ...train.threads import one_thread
 from ..server import Deployment
 from ..setting import Setting
 from ..watch import Board, Lines
-from .nodes import PARTS, Nodes, by_number, digest_of
+from .nodes import CHUNKS, Nodes, by_number, digest_of
 
 log = logging.getLogger("thinwire")
 
@@ -129,7 +129,7 @@ def serve(
                     stop=setting.reached,
                 )
             if folder is not None:
-                shutil.rmtree(folder.path / PARTS, ignore_errors=True)
+                shutil.rmtree(folder.path / CHUNKS, ignore_errors=True)
             return result
 
 

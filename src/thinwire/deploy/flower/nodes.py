@@ -21,11 +21,11 @@ from ..server import Deployment
 from ..watch import Board
 from .mail import Mail
 from .post import NAME, pack, unpack
-from .transfer import FINAL, PART, Parts, Transfer
+from .transfer import CHUNK, FINAL, Chunks, Transfer
 
 AGAIN = 60.0  # seconds, after which a node that has not said its name is asked again
 ASLEEP = 3.0  # seconds that a SuperNode sleeps when it has asked for a message and there was none
-PARTS = "parts"  # the folder of what has come of large answers
+CHUNKS = "chunks"  # the folder of what has come of large answers
 AHEAD = 5.0  # seconds that a sender's clock may be ahead of ours: of an authenticated node Flower asks as much
 
 log = logging.getLogger("thinwire")
@@ -55,7 +55,7 @@ class Nodes:
         self.since: dict[int, float] = {}  # node -> when it was asked
         self.waiting: dict[str, tuple[int, float, Transfer | None]] = {}  # message -> client, when it was called
         self.transfers: dict[int, Transfer] = {}  # client -> its newest call, where that or its answer may be large
-        self.again: list[int] = []  # bytes of each part that was sent again in this round
+        self.again: list[int] = []  # bytes of each chunk that was sent again in this round
         self.answers, self.introductions = Mail(grid), Mail(grid)
         self.lossy: set[int] = set()  # clients that have not answered once: the way there is not what a rate says
         self.ahead: set[int] = set()  # nodes whose clock says nothing
@@ -91,7 +91,7 @@ class Nodes:
         while not self.run.full and self.out() and time.monotonic() < end:
             for client, transfer in list(self.transfers.items()):
                 self.go_on(client)
-                self.board.parts[client] = transfer.progress
+                self.board.chunks[client] = transfer.progress
             self.show()
             if not self.collect() and time.monotonic() > look:
                 self.enrol()
@@ -103,8 +103,8 @@ class Nodes:
         self.board.write(self.run.round + 1, self.run.names, there, force)
 
     def large(self, call: bytes) -> bool:
-        """Whether a call, or an honest answer to it, has more than one part."""
-        return max(len(call), self.run.most // 2) > PART
+        """Whether a call, or an honest answer to it, has more than one chunk."""
+        return max(len(call), self.run.most // 2) > CHUNK
 
     def call(self, client: int, data: bytes) -> None:
         """Send a call. It outlives its round: a late answer may be of use.
@@ -113,7 +113,7 @@ class Nodes:
         """
         self.transfers.pop(client, None)
         if self.large(data):
-            self.transfers[client] = Transfer(data, self.run.most, self.parts_of(client), self.again.append)
+            self.transfers[client] = Transfer(data, self.run.most, self.chunks_of(client), self.again.append)
             self.go_on(client)
             return
         self.send(client, data)
@@ -137,9 +137,9 @@ class Nodes:
             if not messages:
                 transfer.due_again(*about)
 
-    def parts_of(self, client: int) -> Parts:
-        """Where the parts of a client's answer are kept."""
-        return Parts(None if self.run.folder is None else self.run.folder.path / PARTS / str(client))
+    def chunks_of(self, client: int) -> Chunks:
+        """Where the chunks of a client's answer are kept."""
+        return Chunks(None if self.run.folder is None else self.run.folder.path / CHUNKS / str(client))
 
     def linger(self, client: int) -> None:
         """Keep a node from going to sleep before the next call.
@@ -176,7 +176,9 @@ class Nodes:
             if message is None or message.has_error():
                 why = "its message cannot be read" if message is None else message.error.reason
                 if transfer is not None and message is not None and message.error.code not in FINAL:
-                    log.info("client %d: a part of a transfer is sent again: %s", client, why, extra={"client": client})
+                    log.info(
+                        "client %d: a chunk of a transfer is sent again: %s", client, why, extra={"client": client}
+                    )
                     transfer.lost(sent)
                     continue
                 self.transfers.pop(client, None)
@@ -185,7 +187,7 @@ class Nodes:
                 continue
             sending = self.on_its_way(message)
             try:
-                data: bytes | None = unpack(message.content, max(self.run.most, 2 * PART))
+                data: bytes | None = unpack(message.content, max(self.run.most, 2 * CHUNK))
                 if transfer is not None and data is not None:
                     data = transfer.take(sent, data)
                     sending = None if transfer.since is None else time.monotonic() - transfer.since
