@@ -57,7 +57,8 @@ class Federation:
     They are stopped as well when this process is killed: see ``guard.py``.
 
     ``address`` is where the SuperLink is reached, ``HOST:PORT``: by default a free port of this machine alone.
-    ``programs`` is the folder of the programs that Flower starts: by default that of this Python.
+    ``programs`` is the folder of the programs that Flower starts: by default that of this Python. ``warm``: SuperNodes
+    are started by ``thinwire node``, else by ``flower-supernode``.
     """
 
     def __init__(
@@ -67,9 +68,10 @@ class Federation:
         environment: Mapping[str, str] | None = None,
         address: str = "",
         programs: Path = BIN,
+        warm: bool = True,
     ) -> None:
         self.folder, self.nodes, self.address = folder, nodes, address or f"127.0.0.1:{free_port()}"
-        self.keys, self.programs = folder / "keys", programs
+        self.keys, self.programs, self.warm = folder / "keys", programs, warm
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.environment = {
             **os.environ,
@@ -158,7 +160,8 @@ class Federation:
         """Start a SuperNode. Its key is its identity: it may be killed and started again."""
         folder = self.folder / f"client-{node}"
         self.start(
-            *(f"supernode-{node}", "flower-supernode", "--superlink", self.address),
+            *(f"supernode-{node}", *(("thinwire", "node") if self.warm else ("flower-supernode",))),
+            *("--superlink", self.address),
             *("--root-certificates", str(self.keys / "ca.pem")),
             *("--auth-supernode-private-key", str(self.keys / f"node-{node}")),
             *("--node-config", f'partition-id={node} folder="{folder}"'),
@@ -226,6 +229,8 @@ class Federation:
         """Start a run of the app with this configuration; its number."""
         text = " ".join(f"{name}={json.dumps(value)}" for name, value in config.items())
         found = json.loads(self.flwr("run", str(app), "--run-config", text, "--format", "json"))
+        if "run-id" not in found:
+            raise RuntimeError(f"flwr run failed: {found}")
         return int(found["run-id"])
 
     def status(self, run: int) -> str:

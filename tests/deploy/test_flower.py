@@ -30,6 +30,8 @@ sys.path[:0] = [str(ROOT / "examples" / "flower"), str(APP)]
 from federation import MOST, Federation  # noqa: E402
 from tested.parts import SEED, method, model, tasks  # noqa: E402
 
+from thinwire.deploy.flower import copies  # noqa: E402
+
 METHODS = {
     "fedavg": "FedAvg()",
     "lbgm": "FedAvg(up=LBGM(ErrorFeedback(TopK(0.1)), threshold=0.6))",
@@ -45,6 +47,14 @@ METHODS = {
 }
 DEPLOYED = ["luar", "flss", "intrinsic", "scaffold", "fedsm", "tuned"]  # in CI; other tests here deploy lbgm
 OTHERS = [name for name in METHODS if name not in DEPLOYED]
+PRELOADED = (
+    "flwr.supernode.cli.flwr_clientapp",
+    "flwr.superlink.cli.flwr_serverapp",
+    "sklearn.datasets",
+    "thinwire.deploy.flower.app",
+    "thinwire.deploy.server",
+    "torch._dynamo",  # which torch imports for its optimisers
+)
 AT_CLIENTS = ("ditto", "apfl", "tuned")  # whose models of clients' own lie with these, which test them
 
 
@@ -62,7 +72,7 @@ def federation(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
         "HOME": str(tmp_path_factory.mktemp("home")),
     }
     programs = tmp_path_factory.mktemp("programs")
-    found = Federation(tmp_path_factory.mktemp("federation"), nodes, environment, programs=programs)
+    found = Federation(tmp_path_factory.mktemp("federation"), nodes, environment, programs=programs, warm=False)
     found.start("forked", "python", *forked(programs))
     with found:
         yield found
@@ -70,13 +80,12 @@ def federation(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 def forked(folder: Path) -> tuple[str, str]:
     """Programs of Flower's names that are run as copies of a process, and the arguments by which that is started."""
-    copied = str(APP / "forked.py"), str(folder / "socket")
     for name in MOST:
         path = folder / name
-        command = [sys.executable, "-I", "-S", *copied, str(Path(sys.executable).parent / name)]
-        path.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
+        program = copies.__file__, str(folder / "socket"), str(Path(sys.executable).parent / name)
+        path.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, "-I", "-S", *program])} "$@"\n')
         path.chmod(0o755)
-    return copied
+    return "-c", f"from {copies.__name__} import serve; serve({str(folder / 'socket')!r}, {PRELOADED!r})"
 
 
 COPIED = """
@@ -92,7 +101,7 @@ sys.exit(3)
 def test_a_program_that_is_run_as_a_copy_is_as_one_that_was_started(federation: Federation, tmp_path: Path) -> None:
     (tmp_path / "program").write_text(COPIED)
     copied = (
-        APP / "forked.py",
+        copies.__file__,
         federation.programs / "socket",
         tmp_path / "program",
     )

@@ -86,7 +86,7 @@ def test_the_mod_leaves_other_messages_alone(tmp_path: Path) -> None:
 
 
 def test_a_task_that_only_their_function_has_cannot_be_looked_at() -> None:
-    from thinwire.deploy.flower.mod import Unseen
+    from thinwire.deploy.flower.around import Unseen
 
     with pytest.raises(CombinationError, match="which only the train function has"):
         Unseen().batch(torch.arange(1))

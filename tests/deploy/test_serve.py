@@ -27,7 +27,8 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from thinwire.deploy import flower
 from thinwire.deploy.client import Node
-from thinwire.deploy.flower.post import PIECE, Mail, pack, unpack
+from thinwire.deploy.flower.mail import Mail
+from thinwire.deploy.flower.post import PIECE, pack, unpack
 from thinwire.deploy.server import Deployment
 
 pytestmark = pytest.mark.timeout(600)

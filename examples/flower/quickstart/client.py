@@ -1,16 +1,5 @@
-"""The ClientApp: one SuperNode is one client."""
+"""The ClientApp, which Flower starts for each message: nothing here imports torch."""
 
-from flwr.app import Context
-
-from quickstart.task import method, problem
 from thinwire.deploy import flower
 
-
-def client(context: Context) -> flower.Node:
-    """The client of a SuperNode that was started with --node-config 'partition-id=0'."""
-    parts = problem(context.run_config)
-    task = parts.tasks[int(context.node_config["partition-id"])]
-    return flower.Node(method(context.run_config), parts.model, task, flower.folder_of(context))
-
-
-app = flower.client_app(client)
+app = flower.client_app("quickstart.node:client")

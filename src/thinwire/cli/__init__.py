@@ -17,7 +17,7 @@ except ImportError as error:
 from ..train.allocator import keep_freed_memory
 from .app import INTERRUPTED, app
 
-from . import resume, plot, report, table, methods, predict, plan, look, pipeline, train  # isort: skip  # noqa: F401
+from . import resume, plot, report, table, methods, predict, plan, look, pipeline, node, watch, train  # isort: skip  # noqa: F401
 
 train.add_all()
 # In the order of `thinwire --help`: what trains first, others as they are imported, and other kinds after them.

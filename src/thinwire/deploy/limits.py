@@ -28,7 +28,14 @@ def warn_of_clipped(mean: Mean, round: int) -> None:
     """Log whose fields were longer than their bound."""
     for client, name, norm in mean.clipped:
         what = name if norm is None else f"a norm of {norm:.3g}"
-        log.warning("round %d: client %d sent %s; it counts as %g", round, client, what, mean.limit(name))
+        log.warning(
+            "round %d: client %d sent %s; it counts as %g",
+            round,
+            client,
+            what,
+            mean.limit(name),
+            extra={"client": client},
+        )
 
 
 def warn_of_weight(examples: Mapping[int, int], round: int) -> None:

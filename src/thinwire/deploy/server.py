@@ -231,7 +231,9 @@ class Deployment(Rounds):
             self.refused += 1
             self.suspects.refused.add(client)
             self.enter_answer(client, b"", len(data), used=False)
-            log.warning("round %d: an answer of client %d was refused: %s", key.round, client, error)
+            log.warning(
+                "round %d: an answer of client %d was refused: %s", key.round, client, error, extra={"client": client}
+            )
             raise WireError(f"round {key.round}, client {client}: {error}") from error
         self.enter_answer(client, answer.blob, len(data) - answer.payload, floats)
         self.taken[client] = Taken(answer, body, self.up.norms(self.up.values(reply), self.clip == "auto"))
@@ -333,7 +335,7 @@ class Deployment(Rounds):
         self.suspects.refused.add(client)
         raised = None if isinstance(error, ThinwireError) else error  # of another the log shows where it was raised
         text = "round %d: the answer of client %d was refused, the server cannot use it: %s"
-        log.warning(text, self._key().round, client, error, exc_info=raised)
+        log.warning(text, self._key().round, client, error, exc_info=raised, extra={"client": client})
 
     def _key(self) -> Key:
         require(self.key is not None, "no round has begun")
@@ -341,7 +343,9 @@ class Deployment(Rounds):
         return self.key
 
     def _drop(self, client: int, data: bytes, answer: Answer, why: str) -> Literal[False]:
-        log.warning("an answer of client %d to round %d is dropped: %s", client, answer.round, why)
+        log.warning(
+            "an answer of client %d to round %d is dropped: %s", client, answer.round, why, extra={"client": client}
+        )
         self.dropped += 1
         self.enter_answer(client, answer.blob, len(data) - answer.payload, used=False)
         return False

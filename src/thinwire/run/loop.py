@@ -50,20 +50,22 @@ class Run(ABC, Generic[Outcome]):
         evaluate_every: int = 1,
         checkpoint_every: int = 1,
         listeners: Sequence[Callable[[Record], object] | None] = (),
+        stop: Callable[[Record], bool] = lambda record: False,
     ) -> Outcome:
         """Make the rounds or steps that are missing up to ``goal``, and return what the run came to.
 
         ``step`` makes one and returns its record, if it has one. It is told whether to evaluate, which is every
         ``evaluate_every`` rounds or steps and after the last. In the folder that was opened, if any, each record leaves
         its lines. A checkpoint follows where so many rounds or steps were made since the one before, and the end leaves
-        the files of the result. Listeners are then called with the record. Raises :class:`RunError` for fewer rounds
+        the files of the result. Listeners are then called with the record. No more is made once ``stop`` says so of the
+        newest record. Raises :class:`RunError` for fewer rounds
         than there are.
         """
         folder, saved = self.folder, self.number
         if saved > goal:
             where = folder.path if folder else "this run"
             raise RunError(f"{where} has {saved} {self.unit}s already: {self.unit}s={goal} would be fewer")
-        while self.number < goal:
+        while self.number < goal and not (self.records and stop(self.records[-1])):
             number = self.number + 1
             record = step(number == goal or number % evaluate_every == 0)
             if record is None:
@@ -78,6 +80,8 @@ class Run(ABC, Generic[Outcome]):
                     listener(record)
         result = self.result()
         if folder is not None:
+            if self.extends and saved < self.number < goal:
+                self.save(folder)  # it stopped
             self.write(folder, result)
             if not self.extends:
                 folder.drop_checkpoint()

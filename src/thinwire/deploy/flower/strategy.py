@@ -14,7 +14,7 @@ from torch import nn
 from ...algorithms.base import Algorithm
 from ...errors import require
 from ...federated.result import Record
-from .serve import serve
+from .loop import serve
 
 
 class Strategy(Base):

@@ -1,4 +1,4 @@
-"""The server's side: a loop over a Grid that can be killed and started again."""
+"""The nodes of a deployment: which client each of them is, and the messages to them."""
 
 from __future__ import annotations
 
@@ -7,156 +7,152 @@ import hashlib
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable
+from typing import Protocol, runtime_checkable
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from flwr.app import Message, MessageType
-from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
-from torch import nn
 
-from ...algorithms.base import Algorithm
-from ...errors import OutOfSync, WireError, check, require
-from ...federated.result import Record, Result
-from ...ranges import Count
-from ...run.folder import open_folder
-from ...train.threads import one_thread
+from ...errors import OutOfSync, WireError, check
+from ...federated.result import Record
 from ..server import Deployment
-from ..setting import Setting
-from .post import NAME, Mail, pack, unpack
+from ..watch import Board
+from .mail import Mail
+from .post import NAME, pack, unpack
+from .transfer import CHUNK, FINAL, Chunks, Transfer
 
 AGAIN = 60.0  # seconds, after which a node that has not said its name is asked again
+ASLEEP = 3.0  # seconds that a SuperNode sleeps when it has asked for a message and there was none
+CHUNKS = "chunks"  # the folder of what has come of large answers
 AHEAD = 5.0  # seconds that a sender's clock may be ahead of ours: of an authenticated node Flower asks as much
 
 log = logging.getLogger("thinwire")
 
 
-@dataclass(frozen=True)
-class ServeSetting(Setting):
-    """A :class:`~thinwire.deploy.setting.Setting`, and how long is waited for answers.
+@runtime_checkable
+class KnownNode(Protocol):
+    """What a Grid says of a node: its number, and its public key where it has one."""
 
-    - ``deadline``: seconds after which whoever has not answered is not waited for.
-    - ``evaluate_every``: rounds between evaluations. The last round is always evaluated.
-    - ``poll``: the pause, in seconds, between two looks for answers.
-
-    ``most_examples`` may have a number for each name.
-    """
-
-    most_examples: int | Mapping[str, int] | Sequence[int] | None = None  # type: ignore[assignment]
-    deadline: int | float = 3600.0
-    evaluate_every: Count = 1
-    poll: int | float = 0.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.deadline > 0, f"deadline={self.deadline}: seconds to wait for answers are positive")
-
-    def by_client(self, names: Sequence[str], clients: Any) -> ServeSetting:
-        """The same with ``most_examples`` in the order of clients, where it is by name."""
-        most = self.most_examples
-        if not isinstance(most, Mapping):
-            return self
-        fits = set(most) == set(names)
-        require(fits, f"most_examples={most}: one number, or one for each of clients={clients}")
-        return replace(self, most_examples=[most[name] for name in names])
-
-
-def serve(
-    grid: Grid,
-    algorithm: Algorithm,
-    model: nn.Module | Callable[[], nn.Module],
-    clients: int | Sequence[str] | Mapping[str, str | None],
-    rounds: int,
-    setting: ServeSetting = ServeSetting(),
-    *,
-    test: Any = None,
-    out: str | Path | None = None,
-    on_round: Callable[[Record], None] | None = None,
-    **fields: Any,
-) -> Result:
-    """Train ``model`` on the clients of a Flower deployment: the body of a ServerApp's ``main``.
-
-    ``clients`` is how many there are in all, or their names: nobody else may take part. A name
-    belongs to the key of the node that was first called by it, which is kept in ``out``, or to the
-    key that is given, ``clients={name: key}``: the text of its ``.pub`` file. (None for a key is
-    whoever says the name first, as long as that node is there: without node authentication a
-    node that is started again has another key.)
-
-    ``setting`` is a :class:`ServeSetting`. Other keywords (``sample=10``, ``deadline=600``) replace its fields.
-    The first round waits for every client. Then each round ``sample`` of those that are there are called, the first
-    ``take`` answers count, and whoever has not answered after ``deadline`` seconds is not waited for. The other
-    arguments are those of :func:`thinwire.simulate`.
-
-    With ``out``, a folder, there is a checkpoint after every round; a server that is started
-    again with the same arguments goes on from it, whatever killed the one before.
-    """
-    require(rounds > 0, f"rounds={rounds}: it must be at least 1")
-    setting = ServeSetting.of(setting, fields)
-    with one_thread(), open_folder(out, "the server, started with the same arguments,") as folder:
-        states = None if folder is None else folder.path / "states"
-        names = [] if isinstance(clients, int) else by_number(clients)
-        require(len(set(names)) == len(names), f"clients={clients}: the same name is there twice")
-        count, setting = clients if isinstance(clients, int) else len(names), setting.by_client(names, clients)
-        run = Deployment(algorithm, model, count, setting, test=test, states=states)
-        with run.pool:
-            if folder is not None:
-                run.open(folder, resume=True)
-            if names and run.names != names:
-                require(not run.names, f"clients={clients}: this run began with {run.names}")
-                run.names = names
-            if isinstance(clients, Mapping):
-                run.owners |= {name: None if key is None else digest_of(key) for name, key in clients.items()}
-            crew = Nodes(grid, run, setting.deadline, setting.poll)
-            listeners = (lambda record: log.info("round %d of %d: %s", record["round"], rounds, record), on_round)
-            return run.until(rounds, crew.step, evaluate_every=setting.evaluate_every, listeners=listeners)
+    @property
+    def node_id(self) -> int: ...
+    @property
+    def public_key(self) -> bytes: ...
 
 
 class Nodes:
     """The nodes of a deployment, and which client each of them is."""
 
-    def __init__(self, grid: Grid, run: Deployment, deadline: float, poll: float) -> None:
+    def __init__(self, grid: Grid, run: Deployment, deadline: float, poll: float, board: Board | None = None) -> None:
         self.grid, self.run, self.deadline, self.poll = grid, run, deadline, poll
+        self.board = board or Board(None, 0)
+        self.online: set[int] = set()  # nodes
         self.nodes: dict[int, int] = {}  # client -> node
         self.keys: dict[int, str] = {}  # node -> its key
         self.named: dict[str, int] = {}  # name -> node, as long as there are fewer than clients
         self.asked: dict[str, int] = {}  # message -> node: who are you?
         self.since: dict[int, float] = {}  # node -> when it was asked
-        self.waiting: dict[str, tuple[int, float]] = {}  # message -> client, when it was called
+        self.waiting: dict[str, tuple[int, float, Transfer | None]] = {}  # message -> client, when it was called
+        self.transfers: dict[int, Transfer] = {}  # client -> its newest call, where that or its answer may be large
+        self.again: list[int] = []  # bytes of each chunk that was sent again in this round
         self.answers, self.introductions = Mail(grid), Mail(grid)
         self.lossy: set[int] = set()  # clients that have not answered once: the way there is not what a rate says
         self.ahead: set[int] = set()  # nodes whose clock says nothing
+        self.answered: dict[int, float] = {}  # client -> when its newest answer came
+        self.gaps: dict[
+            int, float
+        ] = {}  # client -> seconds between its answer and the call after it, in the newest round
 
     # -- a round --------------------------------------------------------------
 
     def step(self, evaluate: bool) -> Record:
         """One round, from the calls to its record."""
+        self.again.clear()
         self.round()
-        return self.run.end(evaluate)
+        self.show(force=True)
+        record = self.run.end(evaluate)
+        if self.large(b""):
+            record["resent_bytes"] = sum(self.again)
+        return record
 
     def round(self) -> None:
         """Call a cohort and hand in what it answers, until enough is there, nobody is left, or time is up."""
         self.lossy |= set(self.run.sent)
-        for client, data in self.run.begin(self.muster()).items():
+        calls = self.run.begin(self.muster())
+        self.board.begin(calls)
+        now = time.monotonic()
+        self.gaps = {client: now - self.answered.pop(client) for client in calls.keys() & self.answered.keys()}
+        for client, data in calls.items():
             self.run.owners.setdefault(self.run.names[client], self.keys[self.nodes[client]])
             self.call(client, data)
-        end = time.monotonic() + self.deadline
+            self.linger(client)
+        look, end = 0.0, time.monotonic() + self.deadline
         while not self.run.full and self.out() and time.monotonic() < end:
-            if not self.collect():
+            for client, transfer in list(self.transfers.items()):
+                self.go_on(client)
+                self.board.chunks[client] = transfer.progress
+            self.show()
+            if not self.collect() and time.monotonic() > look:
                 self.enrol()
+                look = time.monotonic() + min(4 * self.poll, 1.0)
+
+    def show(self, force: bool = False) -> None:
+        """Say how the round stands."""
+        there = {client for client, node in self.nodes.items() if node in self.online}
+        self.board.write(self.run.round + 1, self.run.names, there, force)
+
+    def large(self, call: bytes) -> bool:
+        """Whether a call, or an honest answer to it, has more than one chunk."""
+        return max(len(call), self.run.most // 2) > CHUNK
 
     def call(self, client: int, data: bytes) -> None:
         """Send a call. It outlives its round: a late answer may be of use.
 
         It is cut as if the server's uplink, which nobody measures, were as fast as the client's, for all together.
         """
+        self.transfers.pop(client, None)
+        if self.large(data):
+            self.transfers[client] = Transfer(data, self.run.most, self.chunks_of(client), self.again.append)
+            self.go_on(client)
+            return
+        self.send(client, data)
+
+    def send(self, client: int, data: bytes, transfer: Transfer | None = None) -> list[str]:
+        """Send a client a blob, whose reply is looked for; the number of the message, if it could be sent."""
         mbit = 0.0 if client in self.lossy else self.run.rate(client) / self.run.called
-        for sent in self.push(self.nodes[client], data, mbit):
-            self.waiting[sent] = client, time.monotonic()
+        messages = self.push(self.nodes[client], data, mbit)
+        for sent in messages:
+            self.waiting[sent] = client, time.monotonic(), transfer
             self.answers.expect(sent)
+        return messages
+
+    def go_on(self, client: int) -> None:
+        """Send what is due of a transfer."""
+        transfer = self.transfers[client]
+        for about, data in transfer.due(self.run.rate(client)):
+            messages = self.send(client, data, transfer)
+            for sent in messages:
+                transfer.sent(sent, about)
+            if not messages:
+                transfer.due_again(*about)
+
+    def chunks_of(self, client: int) -> Chunks:
+        """Where the chunks of a client's answer are kept."""
+        return Chunks(None if self.run.folder is None else self.run.folder.path / CHUNKS / str(client))
+
+    def linger(self, client: int) -> None:
+        """Keep a node from going to sleep before the next call.
+
+        A SuperNode that finds no message sleeps for three seconds, and one that has just answered finds none. Where
+        the call after the last answer came sooner than that, the node is asked its name as well, which it answers
+        within a second, and then asks for the next message at once. Nobody waits for that answer. Not on a slow link,
+        where a question's requests, of some kB, would take as long.
+        """
+        gap, rate = self.gaps.get(client, ASLEEP), self.run.rate(client)
+        if gap < ASLEEP and (rate == 0.0 or rate >= 1.0):
+            for _ in range(1 + int(gap)):
+                self.push(self.nodes[client], b"")
 
     def push(self, node: int, data: bytes, mbit: float = 0.0) -> list[str]:
         """Send a blob, which is empty to ask for a name; the number of the message, if it could be sent."""
@@ -167,27 +163,50 @@ class Nodes:
     def out(self) -> bool:
         """Whether an answer to this round's call may still come."""
         now = self.run.round + 1
-        return any(self.run.sent[c].round == now for c, _ in self.waiting.values() if c in self.run.sent)
+        called = {client for client, _, _ in self.waiting.values()} | self.transfers.keys()
+        return any(self.run.sent[client].round == now for client in called & self.run.sent.keys())
 
     def collect(self) -> bool:
         """Hand in what arrives before the next look; whether anything has."""
         messages = self.answers.wait(self.poll)
         for sent, message in messages.items():
-            client, since = self.waiting.pop(sent)
+            client, since, transfer = self.waiting.pop(sent)
+            if transfer is not None and transfer is not self.transfers.get(client):
+                continue  # it was called again
             if message is None or message.has_error():
                 why = "its message cannot be read" if message is None else message.error.reason
-                log.warning("client %d failed: %s", client, why)
+                if transfer is not None and message is not None and message.error.code not in FINAL:
+                    log.info(
+                        "client %d: a chunk of a transfer is sent again: %s", client, why, extra={"client": client}
+                    )
+                    transfer.lost(sent)
+                    continue
+                self.transfers.pop(client, None)
+                self.board.note(client, "failed")
+                log.warning("client %d failed: %s", client, why, extra={"client": client})
                 continue
+            sending = self.on_its_way(message)
             try:
-                data = unpack(message.content, self.run.most)
+                data: bytes | None = unpack(message.content, max(self.run.most, 2 * CHUNK))
+                if transfer is not None and data is not None:
+                    data = transfer.take(sent, data)
+                    sending = None if transfer.since is None else time.monotonic() - transfer.since
             except WireError as error:
-                log.warning("client %d sent no blob of ours: %s", client, error)
+                log.warning("client %d sent no blob of ours: %s", client, error, extra={"client": client})
                 data = b""  # which is refused, and counted, like any other
+            if data is None:
+                self.go_on(client)
+                continue
+            self.transfers.pop(client, None)
+            self.answered[client] = time.monotonic()
+            self.board.note(client, "refused")
             with contextlib.suppress(WireError):  # it is in the log and in the record
                 try:
-                    self.run.accept(client, data, time.monotonic() - since, self.on_its_way(message))
+                    counts = self.run.accept(client, data, time.monotonic() - since, sending)
+                    self.board.note(client, "answered" if counts else "refused")
                 except OutOfSync as error:
-                    log.warning("%s: it is sent everything", error)
+                    log.warning("%s: it is sent everything", error, extra={"client": client})
+                    self.board.note(client, "called")
                     self.call(client, self.run.reopen(client))
         return bool(messages)
 
@@ -209,13 +228,16 @@ class Nodes:
             enough = self.run.first if self.run.round else self.run.num_clients
             if len(there) >= enough or (there and self.run.round and time.monotonic() > end):
                 return there
+            self.show()
             time.sleep(self.poll)
 
     def enrol(self) -> set[int]:
         """Ask nodes that are new for their names; the nodes that are there."""
         keys = {node.node_id: key_of(node) for node in self.grid.get_nodes()}
         self.keys |= keys
-        online = set(keys)
+        self.online = online = set(keys)
+        for client, transfer in self.transfers.items():
+            transfer.seen(self.nodes[client] in online)
         for node in sorted(online - set(self.nodes.values())):
             if time.monotonic() - self.since.get(node, -math.inf) > AGAIN:
                 self.since[node] = time.monotonic()
@@ -263,7 +285,7 @@ class Nodes:
             self.nodes[names.index(name)] = node
 
 
-def key_of(node: NodeInfo) -> str:
+def key_of(node: KnownNode) -> str:
     """A digest of a node's public key, whatever that is; its number where it has none."""
     return hashlib.sha256(node.public_key).hexdigest() if node.public_key else f"node {node.node_id}"
 

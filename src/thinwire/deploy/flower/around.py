@@ -9,7 +9,6 @@ from typing import Any, NoReturn
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
-from flwr.clientapp.typing import ClientAppCallable, Mod
 from torch import nn
 
 from ...algorithms.base import Algorithm
@@ -21,7 +20,7 @@ from ...key import Key
 from ...local import Local, LocalSGD, Trained
 from ...train.slot import Slot
 from ..client import Node
-from .app import folder_of, reply_to
+from .app import Handler, Mod, answer_of, folder_of, reply_to
 
 ARRAYS, CONFIG = "arrays", "config"  # the names of the records in Flower's own strategies
 
@@ -39,11 +38,15 @@ def mod(algorithm: Algorithm, model: nn.Module | Callable[[], nn.Module]) -> Mod
     refused: for these a client gives its task to :func:`client_app`.
     """
 
-    def around(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    def around(message: Message, context: Context, call_next: Handler) -> Message:
         if message.metadata.message_type != MessageType.TRAIN:
             return call_next(message, context)
         folder = folder_of(context)
-        return reply_to(message, context, lambda: Theirs(algorithm, model, folder, message, context, call_next))
+
+        def answer(call: bytes) -> tuple[bytes, float]:
+            return answer_of(Theirs(algorithm, model, folder, message, context, call_next), call)
+
+        return reply_to(message, context, answer)
 
     return around
 
@@ -58,7 +61,7 @@ class Theirs(Node):
         folder: Path,
         message: Message,
         context: Context,
-        call_next: ClientAppCallable,
+        call_next: Handler,
     ) -> None:
         self.unseen = Unseen()
         super().__init__(algorithm, model, self.unseen, folder)

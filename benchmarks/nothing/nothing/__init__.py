@@ -1,0 +1,1 @@
+"""An app that learns nothing, with what Flower brings alone."""
