@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from .adapter import save_adapter
 from .build import problem
+from .named import load_texts, standard
 from .pretrained import load_base, load_tokenizer, make_adapted, model_folder, pretrained_names
-from .standard import load_texts, standard
 from .tasks import CausalLM, TextClassification
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from ..data.shakespeare import shakespeare_texts
 from ..data.sst2 import sst2_texts
 from ..data.texts import Texts
 from ..errors import nearest, require
-from ..problem import Problem
+from ..problem import Problem, call
 from .build import problem
 from .pretrained import PRETRAINED, load_tokenizer, make_adapted, pretrained_names
 
@@ -34,6 +34,27 @@ def load_texts(name: str, data_dir: str | Path | None = None, download: bool = T
     """The set of this name as texts. Raises ``ValueError`` for an unknown one, :class:`DataError` for its files."""
     require(name in TEXTS, f"no set of texts {name!r}{nearest(name, TEXTS)}; known are {', '.join(sorted(TEXTS))}")
     return TEXTS[name](data_dir, download)
+
+
+def from_typed(typed: str, data: str, **about: Any) -> Problem:
+    """What ``thinwire run --hf`` names: ``minilm``, ``smollm2``, or ``my_module:make_model`` of the user's own.
+
+    That function returns a model, or a function that makes it, and its tokenizer. It is called with ``classes``, the
+    number of classes or None for texts to continue, if it takes that. Raises ``ValueError``, naming the option.
+    """
+    require(
+        data in TEXTS,
+        f"--hf {typed}: --data {data} has no texts{nearest(data, TEXTS)}; take one of {', '.join(sorted(TEXTS))}",
+    )
+    if ":" not in typed:
+        return standard(data, typed, **about)
+    given = load_texts(data, about["data_dir"])
+    made = call(typed, f"--hf {typed}", {"classes": given.num_classes})
+    require(
+        isinstance(made, tuple) and len(made) == 2,
+        f"--hf {typed}: it returned {type(made).__name__}, not (model, tokenizer)",
+    )
+    return standard(given, made[0], tokenizer=made[1], **about)
 
 
 def standard(
