@@ -91,7 +91,7 @@ class Federated(Arm):
     """``method`` makes one of a learning rate and of the number of rounds, ``problem`` one of a seed.
 
     With ``narrow`` models compute in bfloat16, which is faster on a processor that knows it. Parameters, updates and
-    what is sent have 32 bits all the same.
+    what is sent have 32 bits all the same. A run is evaluated ``looks`` times at least.
     """
 
     method: Callable[[float, int], tw.Algorithm | tw.Auto]
@@ -102,6 +102,8 @@ class Federated(Arm):
     start: Literal["sent", "known"] = "sent"
     narrow: bool = False
     small: bool = False
+    looks: int = 10
+    checkpoint_every: int = 25
 
     def length(self, seed: int) -> int:
         return max(1, round(self.rounds * self.share(seed)))
@@ -126,10 +128,11 @@ class Federated(Arm):
             ]
             problem = replace(problem, tasks=few, test=replace(problem.test, indices=torch.arange(50)))
         row = {**self.key(rate, seed), "paper": self.paper}
-        every = min(self.evaluate_every, max(1, row["rounds"] // 10))  # a trial is looked at as often as a run
+        every = min(self.evaluate_every, max(1, row["rounds"] // self.looks))  # trials are looked at as often
         options: dict[str, Any] = {"sample": self.sample, "seed": seed, "evaluate_every": every}
         options |= {"start": self.start, "device": device}
-        options |= {"workers": 1, "checkpoint_every": 25, "out": folder, "resume": (folder / "run.json").exists()}
+        options |= {"workers": 1, "checkpoint_every": self.checkpoint_every}
+        options |= {"out": folder, "resume": (folder / "run.json").exists()}
         measure = partial(_measured, each=seed != TUNING)
         arguments = (self.method(rate, row["rounds"]), problem, row["rounds"], into, row, measure)
         try:
@@ -144,14 +147,18 @@ class Federated(Arm):
 
 
 def _measured(result: tw.Result, each: bool = True) -> Line:
-    """The bytes of each round; of a method that serves an average, what that reaches; what Auto chose.
+    """The bytes of each round; of a method that serves an average, what that reaches; what Auto chose; of texts to
+    continue the perplexities, of the model and of what is served.
 
     ``round_bytes`` has two lists, "up" and "down", of bytes and in how many rounds in a row they were sent. Trials of
     rates are without it: files of results stay below 1 MB.
     """
     served = [[r["round"], r["served_accuracy"]] for r in result.rounds if r.get("served_accuracy") is not None]
     sent = {way: _repeated(r[f"{way}_bytes"] for r in result.rounds) for way in ("up", "down")}
+    texts = [[r["round"], r["perplexity"], r.get("served_perplexity")] for r in result.rounds if "perplexity" in r]
     return {
+        **({"perplexity_mean_of_last_5": _mean([p for _, p, _ in texts[-5:]])} if texts else {}),
+        **({"perplexities": texts} if texts else {}),
         **({"round_bytes": sent} if each else {}),
         **({"served": served} if served else {}),
         **({"chosen": result.chosen} if result.chosen else {}),

@@ -6,7 +6,7 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -153,25 +153,7 @@ def custom(where: str, clients: int, seed: int) -> Problem:
 
     It returns a :class:`Problem`, or (model, tasks) or (model, tasks, test).
     """
-    module_name, _, name = where.partition(":")
-    require(bool(module_name and name), f"--task {where}: write it as my_module:make_task")
-    module = import_module(module_name, f"--task {where}")
-    function = getattr(module, name, None)
-    near = nearest(name, (known for known, value in vars(module).items() if inspect.isfunction(value)))
-    require(callable(function), f"--task {where}: {module_name} has no function {name}{near}")
-    assert function is not None
-    known = {"clients": clients, "seed": seed}
-    taken = inspect.signature(function).parameters
-    needed = [
-        n for n, p in taken.items() if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-    ]
-    other = [n for n in needed if n not in known]
-    require(
-        not other,
-        f"--task {where}: it needs {', '.join(other)}, and is called with clients and seed alone: name its arguments "
-        f"clients and seed, or give the others defaults",
-    )
-    made = function(**{k: v for k, v in known.items() if k in taken})
+    made = call(where, f"--task {where}", {"clients": clients, "seed": seed})
     pair = isinstance(made, tuple) and 2 <= len(made) <= 4
     problem = made if isinstance(made, Problem) else Problem(*made) if pair else None
     if isinstance(made, tuple) and not pair:
@@ -179,6 +161,33 @@ def custom(where: str, clients: int, seed: int) -> Problem:
     if problem is None:
         raise ValueError(f"--task {where}: it returned {type(made).__name__}, not a thinwire.Problem")
     return problem
+
+
+def call(where: str, asked: str, known: Mapping[str, Any]) -> Any:
+    """What a user's function returns, ``my_module:make``, called with those of ``known`` that it takes.
+
+    ``asked`` is the option that names it. Raises ``ValueError`` for what is none, or needs something else.
+    """
+    module_name, _, name = where.partition(":")
+    example = "my_module:make_task" if asked.startswith("--task") else "my_module:make_model"
+    require(bool(module_name and name), f"{asked}: write it as {example}")
+    module = import_module(module_name, asked)
+    function = getattr(module, name, None)
+    near = nearest(name, (known for known, value in vars(module).items() if inspect.isfunction(value)))
+    require(callable(function), f"{asked}: {module_name} has no function {name}{near}")
+    assert function is not None
+    taken = inspect.signature(function).parameters
+    needed = [
+        n for n, p in taken.items() if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    ]
+    other, names = [n for n in needed if n not in known], " and ".join(known)
+    arguments = "argument" if len(known) == 1 else "arguments"
+    require(
+        not other,
+        f"{asked}: it needs {', '.join(other)}, and is called with {names} alone: name its {arguments} {names}, or "
+        f"give the others defaults",
+    )
+    return function(**{k: v for k, v in known.items() if k in taken})
 
 
 def import_module(name: str, asked: str) -> ModuleType:

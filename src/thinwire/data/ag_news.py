@@ -23,6 +23,7 @@ import torch
 from ..errors import DataError, require
 from .dataset import DataSet
 from .files import Official, obtain, read_text
+from .texts import Texts
 from .words import FIRST, bags, frequent
 
 _ADDRESS = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/"
@@ -37,7 +38,7 @@ _CLASSES = 4
 _WORD = re.compile(r"[a-z0-9]+(?:'[a-z]+)?")
 _APOSTROPHE = re.compile(r" ?#39;")  # what is left of &#39; in this corpus, often with a blank before it
 
-_Rows = tuple[list[list[str]], list[int]]  # the words of every text, and its class
+_Rows = tuple[list[str], list[int]]  # every text, and its class
 
 
 def ag_news(
@@ -57,30 +58,37 @@ def ag_news(
     missing or wrong file.
     """
     require(words >= 1 and length >= 1 and buckets >= 0, "words and length must be at least 1, buckets at least 0")
-    path = obtain("ag_news", TRAIN, data_dir, download, forms=("train.csv.gz", _SUBSET))
-    test_path = obtain("ag_news", TEST, data_dir, download, forms=("test.csv.gz",))
-    whole = path.name != _SUBSET
-    texts, labels = _read_published(path, _COUNT) if whole else _subset(path)
-    test_texts, test_labels = _read_published(test_path, _TEST_COUNT)
+    given = ag_news_texts(data_dir, download)
+    texts, test_texts = ([tokens(text) for text in part] for part in (given.texts, given.test_texts))
     known = frequent(texts, words)
-    inputs, targets = bags(texts, known, length, buckets), torch.tensor(labels, device="cpu")
-    if not whole:
-        order = torch.randperm(len(targets), generator=torch.Generator().manual_seed(0), device="cpu")
-        inputs, targets = inputs[order], targets[order]
     return DataSet(
-        name="ag_news" if whole else "ag_news_subset",
-        inputs=inputs,
-        targets=targets,
+        name=given.name,
+        inputs=bags(texts, known, length, buckets),
+        targets=torch.tensor(given.labels, device="cpu"),
         test_inputs=bags(test_texts, known, length, buckets),
-        test_targets=torch.tensor(test_labels, device="cpu"),
+        test_targets=torch.tensor(given.test_labels, device="cpu"),
         num_classes=_CLASSES,
         vocabulary=FIRST + len(known) + buckets,
     )
 
 
+def ag_news_texts(data_dir: str | Path | None = None, download: bool = True) -> Texts:
+    """Title and description as they are printed, in the order of :func:`ag_news`."""
+    path = obtain("ag_news", TRAIN, data_dir, download, forms=("train.csv.gz", _SUBSET))
+    test_path = obtain("ag_news", TEST, data_dir, download, forms=("test.csv.gz",))
+    whole = path.name != _SUBSET
+    texts, labels = _read_published(path, _COUNT) if whole else _subset(path)
+    if not whole:
+        generator = torch.Generator().manual_seed(0)
+        order = torch.randperm(len(labels), generator=generator, device="cpu").tolist()
+        texts, labels = [texts[i] for i in order], [labels[i] for i in order]
+    test_texts, test_labels = _read_published(test_path, _TEST_COUNT)
+    return Texts("ag_news" if whole else "ag_news_subset", texts, test_texts, labels, test_labels, _CLASSES)
+
+
 def tokens(text: str) -> list[str]:
     """The words of a text, in lower case."""
-    return _WORD.findall(_APOSTROPHE.sub("'", text.lower()))
+    return _WORD.findall(text.lower())
 
 
 def _read_published(path: Path, count: int) -> _Rows:
@@ -114,4 +122,5 @@ def _rows(path: Path, rows: list[list[str]], count: int) -> _Rows:
     for row in rows:
         if len(row) != 3 or row[0] not in ("1", "2", "3", "4"):
             raise DataError(f"{path}: a row is not a class from 1 to 4, a title and a description: {row!r:.80}")
-    return [tokens(f"{title} {text}") for _, title, text in rows], [int(label) - 1 for label, _, _ in rows]
+    texts = [_APOSTROPHE.sub("'", f"{title} {text}".strip()) for _, title, text in rows]
+    return texts, [int(label) - 1 for label, _, _ in rows]

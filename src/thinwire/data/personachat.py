@@ -18,6 +18,7 @@ from ..errors import DataError, require
 from .dataset import DataSet
 from .files import Official, obtain, read_text
 from .pieces import cut, set_of_pieces
+from .texts import Texts, cut_owned
 from .words import frequent
 
 DIALOGUES = Official(
@@ -72,6 +73,15 @@ def personachat(
 def personachat_words(data_dir: str | Path | None = None, download: bool = True) -> DataSet:
     """:func:`personachat` by words."""
     return personachat(data_dir, download, unit="word")
+
+
+def personachat_texts(data_dir: str | Path | None = None, download: bool = True, test_share: float = 0.2) -> Texts:
+    """The utterances, a text each, owned by the persona of their dialogue; the last ``test_share`` of each persona's
+    are for testing.
+    """
+    require(0 < test_share < 1, "test_share must lie between 0 and 1")
+    path = obtain("personachat", DIALOGUES, data_dir, download, forms=(f"{DIALOGUES.file}.gz",))
+    return cut_owned("personachat", personas(path), test_share)
 
 
 def vocabulary(train: Sequence[Sequence[str]], everything: Sequence[Sequence[str]], unit: str) -> list[str]:

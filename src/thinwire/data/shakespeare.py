@@ -15,6 +15,7 @@ from ..errors import DataError, require
 from .dataset import DataSet
 from .files import Official, gunzip, obtain
 from .pieces import cut, set_of_pieces
+from .texts import Texts, cut_owned
 
 TEXT = Official(
     "input.txt",
@@ -57,6 +58,20 @@ def shakespeare(
     return set_of_pieces(
         "shakespeare", train, test, _VOCABULARY, "no role has that much text: lower min_characters or context"
     )
+
+
+def shakespeare_texts(
+    data_dir: str | Path | None = None, download: bool = True, min_characters: int = 1_000, test_share: float = 0.2
+) -> Texts:
+    """The speeches, a text each, owned by their role; the last ``test_share`` of each role's are for testing.
+
+    The roles are those of :func:`shakespeare`.
+    """
+    require(0 < test_share < 1, "test_share must lie between 0 and 1")
+    speeches = roles(plays(data_dir, download)).values()
+    kept = [each for each in speeches if sum(map(len, each)) >= min_characters]
+    require(bool(kept), "no role has that much text: lower min_characters")
+    return cut_owned("shakespeare", kept, test_share)
 
 
 def vocabulary(text: str) -> str:

@@ -18,6 +18,7 @@ import torch
 from ..errors import DataError, require
 from .dataset import DataSet
 from .files import ByHand, obtain, read_text
+from .texts import Texts
 from .words import FIRST, bags, frequent
 
 _ORIGIN = "take it out of https://dl.fbaipublicfiles.com/glue/data/SST-2.zip"
@@ -43,22 +44,31 @@ def sst2(
     Raises DataError for a missing or wrong file; nothing is downloaded.
     """
     require(words >= 1 and length >= 1 and buckets >= 0, "words and length must be at least 1, buckets at least 0")
-    texts, labels = _read("train", data_dir, download)
-    test_texts, test_labels = _read(part, data_dir, download)
+    given = sst2_texts(data_dir, download, part)
+    texts, test_texts = ([text.split() for text in part] for part in (given.texts, given.test_texts))
     known = frequent(texts, words)
     return DataSet(
-        name="sst2" if part == "dev" else "sst2_test",
+        name=given.name,
         inputs=bags(texts, known, length, buckets),
-        targets=torch.tensor(labels, device="cpu"),
+        targets=torch.tensor(given.labels, device="cpu"),
         test_inputs=bags(test_texts, known, length, buckets),
-        test_targets=torch.tensor(test_labels, device="cpu"),
+        test_targets=torch.tensor(given.test_labels, device="cpu"),
         num_classes=2,
         vocabulary=FIRST + len(known) + buckets,
     )
 
 
-def _read(part: str, data_dir: str | Path | None, download: bool) -> tuple[list[list[str]], list[int]]:
-    """The words of every text, and its label; the header says which column is which."""
+def sst2_texts(
+    data_dir: str | Path | None = None, download: bool = True, part: Literal["dev", "test"] = "dev"
+) -> Texts:
+    """The phrases as they are in the files, in the order of :func:`sst2`."""
+    texts, labels = _read("train", data_dir, download)
+    test_texts, test_labels = _read(part, data_dir, download)
+    return Texts("sst2" if part == "dev" else "sst2_test", texts, test_texts, labels, test_labels, 2)
+
+
+def _read(part: str, data_dir: str | Path | None, download: bool) -> tuple[list[str], list[int]]:
+    """Every text, and its label; the header says which column is which."""
     path = obtain("sst2", ByHand(f"{part}.tsv", _ORIGIN), data_dir, download, forms=(f"{part}.tsv.gz",))
     header, *lines = read_text(path, _MOST_BYTES).replace("\r\n", "\n").removesuffix("\n").split("\n")
     names = header.split("\t")
@@ -74,4 +84,4 @@ def _read(part: str, data_dir: str | Path | None, download: bool) -> tuple[list[
     for row in rows:
         if len(row) != 2 or row[where] not in ("0", "1"):
             raise DataError(f"{path}: a line is not a label 0 or 1 and a sentence: {row!r:.80}")
-    return [row[1 - where].split() for row in rows], [int(row[where]) for row in rows]
+    return [row[1 - where].strip() for row in rows], [int(row[where]) for row in rows]

@@ -11,6 +11,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +26,8 @@ from ..key import Key
 from ..links import TransformCoding
 from ..params import Params
 from ..run.folder import Folder
+from ..train.given import copy_module
+from ..train.slot import make_module
 from ..train.threads import one_thread
 from ..wire import Packet, Several, State, dumps, loads, restore
 from .client import Training
@@ -111,6 +114,8 @@ class Chosen(Simulation):
             f"buffer={setting.buffer!r}: {auto!r} chooses for rounds that wait for their cohorts; give the method that "
             f"it would choose",
         )
+        if not isinstance(model, nn.Module) and callable(model):  # made once, however often the run is built
+            model = partial(copy_module, make_module(model, setting.seed), beside=True)
         self.auto, self.model, self.given, self.asked, self.options = auto, model, tasks, setting, options
         self.rehearsed, self.choices = 0.0, list(made)
         self.past: Params | None = None  # the model before the absence that the second choice looks at

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -18,6 +17,7 @@ from ..params import Params
 from ..run.loop import Run, finite
 from ..task import Task
 from ..train.evaluation import mean_metrics, sums
+from ..train.given import copy_module
 from ..train.slot import Slot
 from ..wire import State
 from .client import ClientState, statistics_of
@@ -136,10 +136,10 @@ class Evaluation(Run[Result]):
             return self.algorithm.finish(self.trained_module(self.whose(client)))
 
     def trained_module(self, model: Model) -> nn.Module:
-        """A copy of the module as it is trained, with this model, on the CPU."""
+        """A copy of the module as it is trained, with this model, on the CPU; what is frozen is the run's own."""
         self.slot.load(model.x)
         self.slot.load_buffers(model.statistics)
-        return copy.deepcopy(self.slot.module).to("cpu").eval()
+        return copy_module(self.slot.module, beside=True).to("cpu").eval()
 
     def result(self) -> Result:
         """The run so far."""
@@ -166,4 +166,4 @@ class Evaluation(Run[Result]):
         if (round, client) not in self.adapted:  # trained once, not once a prediction
             known = {at: module for at, module in self.adapted.items() if at[0] == round}
             self.adapted = {**known, (round, client): self.module(client)}
-        return copy.deepcopy(self.adapted[round, client])
+        return copy_module(self.adapted[round, client], beside=True)

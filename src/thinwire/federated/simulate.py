@@ -43,7 +43,9 @@ def simulate(
     """Train ``model`` with a federated method and count every byte.
 
     ``algorithm`` is the method, or :class:`Auto`, which chooses one when the run begins.
-    ``model`` is a module (copied, not changed) or a function that makes one under the seed.
+    ``model`` is a module (copied, not changed) or a function that makes one under the seed. Frozen parameters are in
+    memory once, beside those of a module that is given: what the function makes, all workers, the result and clients'
+    own models share them, so copy a model before writing to its base (``merge_and_unload``).
     ``tasks`` are one task a client (a :class:`Task`, a Dataset, or a pair of tensors).
     ``setting`` is a :class:`Setting`: who takes part, the seed, the network and so on. Other keywords
     (``sample=10``, ``seed=1``) replace its fields.

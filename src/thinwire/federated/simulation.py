@@ -114,7 +114,8 @@ class Simulation(Rounds):
             f"client_tests has {len(apart)} entries for {len(tasks)} clients",
         )
 
-        slot = Slot(algorithm.assemble(module, len(tasks)), device_of_rank(setting.device))
+        ours = not isinstance(model, nn.Module)  # else a caller may write to it
+        slot = Slot(algorithm.assemble(module, len(tasks)), device_of_rank(setting.device), ours)
         fitting(slot, ((f"client {client}", task) for client, task in enumerate(self.tasks)))
         fitting(slot, [("test", tested)] if tested is not None else [])
         fitting(slot, ((f"client_tests[{client}]", task) for client, task in enumerate(apart)))

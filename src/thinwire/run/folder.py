@@ -292,7 +292,7 @@ class Folder:
         """Write a module as ``name.safetensors``; of a PEFT model its base is left out, whose digest is among the
         metadata, and the adapter is written as PEFT loads it too: into ``adapter``, or ``adapter/name``.
         """
-        from ..hf.adapter import adapter_files, base_digest, base_parameters, is_adapter
+        from ..train.adapter import adapter_files, base_digest, base_parameters, is_adapter
 
         base = base_parameters(module)
         kept = {key: value for key, value in module.state_dict().items() if key not in base}

@@ -22,6 +22,7 @@ from ..federated.network import transfer
 from ..federated.setting import Setting
 from ..federated.simulate import simulate
 from ..federated.simulation import Simulation
+from ..hf.named import from_typed
 from ..links import Dense
 from ..optimizers import SGD
 from ..problem import CLIENTS, Problem, custom, standard
@@ -67,6 +68,7 @@ class Federated(Study):
     """A study of federated methods.
 
     - ``task``: ``my_module:make_task`` in place of data and model.
+    - ``hf``: a model and its tokenizer, for the texts that ``data`` names.
     - ``clients``, ``split``, ``holdout``, ``unseen``: who has what of the data.
     - ``rounds``: of each run. They may become more when the study goes on.
     - ``setting``: how a run goes. ``seeds`` take the place of its seed, which is that of the first run.
@@ -85,6 +87,7 @@ class Federated(Study):
     may_change: ClassVar[tuple[str, ...]] = (*Study.may_change, "rounds")
 
     task: str | None = asked(None, "my_module:make_task instead of --data and --model.")
+    hf: str | None = asked(None, "minilm, smollm2 or my_module:make_model: a Hugging Face model for a --data of texts.")
     clients: Count | None = asked(None, f"How many clients there are (default: {CLIENTS}, or one a site).")
     split: str | None = asked(None, "IID(), Dirichlet(0.1), Shards(2), Natural()...")
     rounds: Count = asked(50, "Rounds to train.")
@@ -101,6 +104,9 @@ class Federated(Study):
         if self.task is None and self.clients is not None:
             self.setting.cohort(self.clients)
         self._split()
+        beside = {"task": self.task, "model": self.model, "augment": self.augment, "unseen": self.unseen}
+        other = next((name for name, value in beside.items() if value not in (None, ())), None)
+        require(self.hf is None or other is None, f"--hf {self.hf} is a model and its texts: leave out --{other}")
 
     @staticmethod
     def method(text: str, use: Sequence[str] = (), defaults: Mapping[str, Any] | None = None) -> Algorithm | Auto:
@@ -122,6 +128,9 @@ class Federated(Study):
             require(count in (None, made), f"--clients {count}: --task {self.task} made {made} of them; {how}")
             return problem
         held, augments = self.holdout, self.augments()
+        if self.hf is not None:
+            about = {"clients": self.clients, "split": self._split(), "seed": seed, "holdout": held}
+            return from_typed(self.hf, self.data, data_dir=self.data_dir, **about)
         return standard(
             self.data, self.model, self.clients, self._split(), seed, held, self.data_dir, augments, self.unseen
         )

@@ -15,7 +15,7 @@ from ..algorithms.base import Algorithm
 from ..errors import RunError, require
 from ..expression import parse
 from ..federated.result import Predictor
-from ..hf.adapter import base_digest, base_parameters
+from ..train.adapter import base_digest, base_parameters
 from ..train.slot import make_module
 from .study import Study
 

@@ -26,13 +26,18 @@ STANDARD = frozenset(vars(nn.Module()))  # attributes that every module has
 FIXED = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.Size, type)
 
 
-def copy_module(module: nn.Module) -> nn.Module:
+def copy_module(module: nn.Module, beside: bool = False) -> nn.Module:
     """A deep copy of a module, and of tensors that a forward pass left on it (an output, the weight of the old
     ``weight_norm``) their values.
 
+    With ``beside``, parameters without gradients lie where those of the module lie: a frozen base is in memory once.
+    Whoever writes to it writes to both, so that is for copies that thinwire makes of its own module.
+
     Raises ``ValueError``, naming the attribute, for what cannot be copied.
     """
-    memo = {id(t): t.detach().clone() for part in module.modules() for t in _outputs(vars(part), set())}
+    memo: dict[int, Any] = {id(t): t.detach().clone() for m in module.modules() for t in _outputs(vars(m), set())}
+    if beside:
+        memo |= {id(p): _beside(p) for p in module.parameters() if not p.requires_grad and type(p) is nn.Parameter}
     try:
         return copy.deepcopy(module, memo)
     except Exception as error:
@@ -40,6 +45,13 @@ def copy_module(module: nn.Module) -> nn.Module:
             f"{type(module).__name__} cannot be copied{_culprit(module)} ({type(error).__name__}: {error}): keep it "
             f"out of the module, or give the module a __deepcopy__ that leaves it out"
         ) from error
+
+
+def _beside(p: nn.Parameter) -> nn.Parameter:
+    """Another parameter in the same memory: to move the one to a device leaves the other where it is."""
+    other = nn.Parameter(p.detach(), requires_grad=False)
+    vars(other).update(vars(p))
+    return other
 
 
 def _outputs(value: Any, known: set[int]) -> Iterator[Tensor]:

@@ -42,9 +42,10 @@ class Slot:
     master copy, which is trained, sent and kept.
     """
 
-    def __init__(self, module: nn.Module, device: torch.device | str = "cpu") -> None:
+    def __init__(self, module: nn.Module, device: torch.device | str = "cpu", ours: bool = False) -> None:
+        """``ours``: nobody but thinwire holds the module, so that what is frozen in it may stay where it is."""
         refuse_module(module)
-        self.module = copy_module(module).to(device)
+        self.module = copy_module(module, beside=ours).to(device)
         self.aliases = aliases(module)  # a copy has them no more
         self.modes = Modes(self.module)  # a layer that its user froze stays so
         self.modes.train()
@@ -93,7 +94,7 @@ class Slot:
         mode = self.module.training
         self.modes.train()
         try:
-            other = Slot(self.module, self.device)
+            other = Slot(self.module, self.device, ours=True)
         finally:
             self.module.train(mode) if not mode else None
             self.attributes.resume(left)

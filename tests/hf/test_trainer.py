@@ -1,0 +1,96 @@
+"""transformers' Trainer under Compress: two ranks are killed and resumed to the same bits, and what does not fit."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._pytree import tree_leaves
+
+from processes import torchrun
+from thinwire.ddp import DEF
+from tiny import llama, lora
+
+STEPS, EVERY = 6, 2
+
+
+def start(folder: Path, resume: bool = False, killed: int | None = None, clipped: float = 0.01) -> None:
+    """A rank's process: adapters of a tiny Llama, two batches a step, in bfloat16. Rank 1 is killed after a step."""
+    torch.set_num_threads(1)
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    from thinwire.hf import Compress
+
+    class Killed(TrainerCallback):
+        def on_step_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+            if state.global_step == killed and os.environ["RANK"] == "1":
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    rows = torch.randint(2, 20, (40, 8), generator=torch.Generator().manual_seed(0)).tolist()
+    arguments = TrainingArguments(
+        str(folder),
+        max_steps=STEPS,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+        learning_rate=0.01,
+        lr_scheduler_type="constant",
+        max_grad_norm=clipped,
+        save_steps=EVERY,
+        bf16=True,
+        use_cpu=True,
+        report_to=[],
+        disable_tqdm=True,
+    )
+    compress = Compress(DEF(4))
+    data = [{"input_ids": row, "labels": row} for row in rows]
+    trainer = Trainer(lora(llama()), arguments, train_dataset=data, callbacks=[compress, Killed()])
+    trainer.train(resume_from_checkpoint=resume)
+    assert compress.handle is not None
+    assert compress.handle.step == STEPS
+    assert arguments.max_grad_norm == clipped
+    assert compress.handle.ledger.bytes < STEPS * 4 * 128 / 2  # of 128 parameters, a half of dense
+
+
+def states(folder: Path, step: int) -> list[Any]:
+    """Of both ranks, tensors as numbers; and the adapter."""
+    from safetensors.torch import load_file
+
+    at = folder / f"checkpoint-{step}"
+    whole = [torch.load(at / f"thinwire-{rank}.pt", weights_only=True) for rank in (0, 1)]
+    leaves = tree_leaves([*whole, load_file(at / "adapter_model.safetensors")])
+    return [each.tolist() if torch.is_tensor(each) else each for each in leaves]
+
+
+@pytest.mark.slow
+def test_two_ranks_that_were_killed_and_resumed_go_on_to_the_same_bits(tmp_path: Path) -> None:
+    done = torchrun(start, tmp_path / "whole")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert torchrun(start, tmp_path / "broken", False, 5).returncode
+    assert sorted(path.name for path in (tmp_path / "broken").iterdir()) == ["checkpoint-2", "checkpoint-4"]
+    done = torchrun(start, tmp_path / "broken", True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert states(tmp_path / "whole", STEPS) == states(tmp_path / "broken", STEPS)
+    own = [torch.load(tmp_path / f"whole/checkpoint-6/thinwire-{rank}.pt", weights_only=True) for rank in (0, 1)]
+    moments = [next(iter(each["optimizer"]["state"].values()))["exp_avg"] for each in own]
+    assert not moments[0].equal(moments[1])  # each rank's own, of which the trainer saves rank 0's alone
+    (tmp_path / "broken/checkpoint-6/thinwire-1.pt").unlink()
+    done = torchrun(start, tmp_path / "broken", True)
+    assert "thinwire-1.pt is missing, without which training would go on to other numbers" in done.stderr
+
+
+def test_one_process_and_scaled_gradients_are_refused(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    from thinwire.hf import Compress
+
+    args = transformers.TrainingArguments(str(tmp_path), use_cpu=True, report_to=[])
+    state, control = transformers.TrainerState(), transformers.TrainerControl()
+    parts = {"model": llama(), "optimizer": None}
+    with pytest.raises(ValueError, match="this is one process: start it by torchrun --nproc-per-node 2"):
+        Compress().on_train_begin(args, state, control, **parts)
+    args.fp16 = True
+    with pytest.raises(ValueError, match="take bf16=True, or max_grad_norm=0"):
+        Compress().on_train_begin(args, state, control, **parts)
