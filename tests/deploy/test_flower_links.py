@@ -8,6 +8,7 @@ import random
 import re
 import statistics
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +19,10 @@ from thinwire.version import code_version
 
 pytest.importorskip("flwr")
 
-from test_flower import APP, ROOT, assert_same, simulated
+
+import test_flower
+from test_flower import APP, ROOT, assert_same, method, model, simulated, tasks
+from thinwire.deploy.flower.transfer import CHUNK, WINDOW
 
 sys.path.insert(0, str(ROOT / "experiments" / "onepercent"))
 import slow_link
@@ -217,6 +221,38 @@ def test_a_reply_and_an_acknowledgement_that_the_network_loses_are_as_if_their_c
     gone = "".join("+" if here else "-" for here in there)
     assert re.fullmatch(r"\+-+\++-+\++", gone), gone  # there, lost, there, lost, there
     assert all({0, 1} <= set(clients) for clients in came.values())
+
+
+@pytest.mark.deployment
+@pytest.mark.parametrize(
+    ("width", "seconds"),  # 48 bytes of the model each; of a cut
+    [
+        pytest.param(158_000, 36.0, marks=[pytest.mark.soak, pytest.mark.timeout(2400)], id="a tenth"),
+        pytest.param(1_580_000, 360.0, marks=[pytest.mark.soak, pytest.mark.timeout(3 * 3600)], id="whole"),
+    ],
+)
+def test_a_transfer_that_is_cut_goes_on_where_it_was(width: int, seconds: float, tmp_path: Path) -> None:
+    rounds, size = 3, 48 * width
+    config = {"method": "FedAvg()", "rounds": rounds, "deadline": 7200.0, "width": width}
+    plan = {
+        "app": str(APP),
+        "runs": {"large": config},
+        "midway": seconds,
+        "kills": [("server", 2), ("superlink", 3)],
+    }
+    behind(tmp_path, plan, "--rate", "4", "--delay", "20", seconds=2300 if width < 1_000_000 else 3 * 3600)
+    out = tmp_path / "runs" / "large"
+    given: dict[str, Any] = {"test": tasks()[0], "seed": test_flower.SEED, "workers": 1, "plan": "each"}
+    expected = tw.simulate(method("FedAvg()"), partial(model, width), tasks(), rounds, **given)
+    assert_same(out, expected)
+    records = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
+    resent, cuts = sum(record["resent_bytes"] for record in records), 3 * rounds
+    happened = (tmp_path / "killed").read_text()
+    print(f"{happened}{resent} of {rounds * 3 * 2 * size} bytes were sent again")
+    assert happened.count("is cut off") == cuts
+    assert happened.count("the server") == happened.count("the superlink") == 1
+    assert resent <= (cuts + 2 * 3) * WINDOW * CHUNK  # what was on its way at a cut, or at a kill
+    assert width < 1_000_000 or resent <= 0.05 * rounds * 3 * 2 * size
 
 
 @pytest.mark.deployment

@@ -33,6 +33,8 @@ def main() -> None:
     plan = json.loads((folder / "plan.json").read_text())
     address = f"{os.environ['MASTER_ADDR']}:29512"
     others = int(os.environ["WORLD_SIZE"]) - 1
+    for name in ("RANK", "WORLD_SIZE"):  # hosts are no ranks: `thinwire node` would join them
+        del os.environ[name]
     clients = plan.get("clients", others)
     here = Federation(folder, clients, plan["environment"], address)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what was started is stopped
@@ -74,6 +76,8 @@ def lead(here: Federation, plan: dict[str, Any]) -> None:
                 (out / "pid").unlink()  # the number may be another's soon
                 note(here.folder, "the server")
                 run = here.submit(given, app)
+        for what, round in plan.get("kills", ()):
+            run = kill(here, plan, what, round)
         here.wait(run, out, plan["seconds"])
 
 
@@ -87,6 +91,8 @@ def follow(here: Federation, plan: dict[str, Any], nodes: Sequence[int]) -> None
         here.start_node(each)
     if plan.get("cut") == node:
         threading.Thread(target=lose, args=(here.folder, plan), daemon=True).start()
+    if "midway" in plan:
+        threading.Thread(target=cut_midway, args=(here.folder, plan, node), daemon=True).start()
     while not done.exists():
         end = time.monotonic() + (draw.expovariate(1 / plan["nodes"]) if plan["nodes"] else 1e9)
         while time.monotonic() < end and not done.exists():
@@ -113,6 +119,48 @@ def lose(folder: Path, plan: dict[str, Any]) -> None:
         hold.unlink(missing_ok=True)
         wait_for(lambda failures=failures: said(out, f"client {node} failed") > failures)
         link("up")
+
+
+def cut_midway(folder: Path, plan: dict[str, Any], node: int) -> None:
+    """Cut this host off for so many seconds in each round, while a message to it, or from it, has come in part."""
+    ((name, config),) = plan["runs"].items()
+    for round in range(1, config["rounds"] + 1):
+        way = "down" if (round + node) % 2 else "up"
+        wait_for(lambda round=round, way=way: begun(folder / "runs" / name, round, way, [node]))
+        link("down")
+        note(folder, f"host {node} is cut off in round {round}, {way}")
+        time.sleep(plan["midway"])
+        link("up")
+
+
+def kill(here: Federation, plan: dict[str, Any], what: str, round: int) -> int:
+    """Kill the server, or the SuperLink with it, in a round, once an answer has come in part; the run that goes on."""
+    ((name, config),) = plan["runs"].items()
+    out = here.folder / "runs" / name
+    wait_for(lambda: begun(out, round, "up", range(3)))
+    if what == "superlink":
+        superlink = here.processes.pop("superlink")
+        superlink.kill()
+        superlink.wait()
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(int((out / "pid").read_text()), signal.SIGKILL)
+    note(here.folder, f"the {what} in round {round}")
+    (out / "watch.json").unlink()
+    if what == "superlink":
+        here.start_link()
+    return here.submit({**config, "out": str(out)}, Path(plan["app"]))
+
+
+def begun(out: Path, round: int, way: str, clients: Sequence[int]) -> bool:
+    """Whether a message this way, of one of these clients, has come in part in this round, or the round is over."""
+    try:
+        status = json.loads((out / "watch.json").read_text())
+    except FileNotFoundError:
+        return False
+    if status["round"] != round:
+        return bool(status["round"] > round)
+    chunks = [status["clients"][client]["chunks"] for client in clients if client < len(status["clients"])]
+    return any(one is not None and one[0] == way and 0 < one[1] < one[2] for one in chunks)
 
 
 def link(state: str) -> None:

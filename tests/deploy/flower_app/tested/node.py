@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,8 @@ class Tested(Node):
         self.spoil, self.hold = str(config["spoil"]).split(), Path(str(config["hold"]))
         folder, task = flower.folder_of(context), tasks()[self.number]
         test = task if config["tests"] else None
-        super().__init__(method(str(config["method"])), model, task, folder, test=test)
+        wide = partial(model, int(config["width"]))
+        super().__init__(method(str(config["method"])), wide, task, folder, test=test)
 
     def answer(self, data: bytes) -> bytes:
         round = read_call(data).round

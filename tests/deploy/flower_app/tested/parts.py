@@ -18,8 +18,8 @@ def tasks() -> list[tw.Supervised]:
     return [tw.Supervised(inputs, targets, part) for part in torch.arange(sum(SIZES)).split(list(SIZES))]
 
 
-def model() -> nn.Module:
-    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+def model(width: int = 8) -> nn.Module:
+    return nn.Sequential(nn.Linear(6, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, 3))
 
 
 def method(expression: str) -> tw.Algorithm:

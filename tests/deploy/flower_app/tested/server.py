@@ -3,6 +3,7 @@
 import logging
 import os
 import resource
+from functools import partial
 from pathlib import Path
 
 from flwr.app import Context
@@ -27,4 +28,6 @@ def main(grid: Grid, context: Context) -> None:
     (out / "pid").write_text(str(os.getpid()))
     clients, rounds = int(config["clients"]), int(config["rounds"])
     options = {"deadline": float(config["deadline"]), "seed": SEED, "test": tasks()[0], "poll": 1.0, "on_round": peak}
-    flower.serve(grid, method(str(config["method"])), model, clients, rounds, out=out, **options)
+    flower.serve(
+        grid, method(str(config["method"])), partial(model, int(config["width"])), clients, rounds, out=out, **options
+    )
