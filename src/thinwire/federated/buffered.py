@@ -7,8 +7,8 @@ Nguyen, Malik, Zhan, Yousefpour, Rabbat, Malek, Huba, "Federated Learning with B
 Differences from the papers: a client that has replied is called again when the server has made its next step, not at
 once on the model that it just trained on; so a version is a round, and as many clients train at any time as ``sample``
 says. Replies have the method's weights, and their weighted mean is what the server steps by. Norm statistics, fields
-that are summed, and those of one client alone count whole, however old they are. FedAsync mixes models: here the update of a reply is added to the
-newest model, times its discount and the server's rate.
+that are summed, and those of one client alone count whole, however old they are. FedAsync mixes models: here the update
+of a reply is added to the newest model, times its discount and the server's rate.
 """
 
 from __future__ import annotations
