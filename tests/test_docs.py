@@ -1413,7 +1413,8 @@ def test_what_the_page_of_rounds_that_do_not_wait_says_in_words_is_in_its_lines(
     assert f"600 replies take {whole[0]:.1f} to {whole[-1]:.1f} times as long as without waiting" in page
     bytes_up = times("Dirichlet(0.3)", "bytes_up")
     assert f"up to {1 / bytes_up[0]:.1f} times the bytes on `Dirichlet(0.3)`" in page
-    assert len({line["bytes_up"] for (_, method, _), line in lines.items() if method == "dense"}) == 1
+    dense = [line["bytes_up"] for (_, method, _), line in lines.items() if method == "dense"]
+    assert max(dense) < 1.001 * min(dense)  # of the same replies, with other headers
     assert {round(line["mean_staleness"]) for (*_, buffer), line in lines.items() if buffer == "Buffered(1)"} == {9}
 
 
