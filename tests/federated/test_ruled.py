@@ -103,7 +103,7 @@ EVERYWHERE = [
 ]
 
 
-@pytest.mark.parametrize(("expression", "rule", "model"), EVERYWHERE, ids=str)
+@pytest.mark.parametrize(("expression", "rule", "model"), EVERYWHERE, ids=[row[0] for row in EVERYWHERE])
 def test_a_deployment_and_rounds_by_hand_are_the_simulation(
     expression: str, rule: Any, model: Any, tmp_path: Path
 ) -> None:
