@@ -1391,3 +1391,87 @@ def tw_split():
     from thinwire.data import Dirichlet
 
     return Dirichlet(0.3)
+
+
+def test_what_the_page_of_rounds_that_do_not_wait_says_in_words_is_in_its_lines():
+    page = said("docs/measured/buffered.md")
+    lines = {
+        (line["split"], line["method"], line["buffer"]): line
+        for line in written("experiments/buffered/results/time_to_target.jsonl")
+    }
+
+    def times(split, field):
+        """The run that waits over each of those that do not."""
+        own = {(method, buffer): line[field] for (each, method, buffer), line in lines.items() if each == split}
+        return sorted(own[method, None] / value for (method, buffer), value in own.items() if buffer)
+
+    alike, skewed = times("iid", "seconds_to_target"), times("Dirichlet(0.3)", "seconds_to_target")
+    assert f"a factor of {alike[0]:.1f} to {alike[-1]:.1f} on parts that are alike" in page
+    assert f"on parts that are not, {skewed[0]:.1f} to {skewed[-1]:.1f}:" in page
+    whole = sorted(times("iid", "clock") + times("Dirichlet(0.3)", "clock"))
+    assert len(whole) == 18
+    assert f"600 replies take {whole[0]:.1f} to {whole[-1]:.1f} times as long as without waiting" in page
+    bytes_up = times("Dirichlet(0.3)", "bytes_up")
+    assert f"up to {1 / bytes_up[0]:.1f} times the bytes on `Dirichlet(0.3)`" in page
+    dense = [line["bytes_up"] for (_, method, _), line in lines.items() if method == "dense"]
+    assert max(dense) < 1.001 * min(dense)  # of the same replies, with other headers
+    assert {round(line["mean_staleness"]) for (*_, buffer), line in lines.items() if buffer == "Buffered(1)"} == {9}
+
+
+def test_what_the_page_of_hostile_clients_says_in_words_is_in_its_lines():
+    page, methods = said("docs/measured/robust.md"), ("dense", "top-k", "LBGM")
+    lines = [line for line in written("experiments/robust/results/attacks.jsonl") if line["method"] in methods]
+    own = {tuple(line[name] for name in ("split", "method", "rule", "attack")): line for line in lines}
+    assert len(own) == len(lines) == 10 * 2 * (6 + 7 + 7)
+
+    def at(method, rule, attack="none", split="iid"):
+        return f"{own[split, method, rule, attack]['accuracy']:.3f}"
+
+    def lowest(rule, split="iid"):
+        kinds = {(s, r) for s, _, r, _ in own}
+        assert (split, rule) in kinds
+        return f"{min(x['accuracy'] for (s, _, r, a), x in own.items() if (s, r) == (split, rule) and a != 'none'):.3f}"
+
+    skewed = "Dirichlet(0.3)"
+    assert {at(method, "Mean()", "SignFlip", split) for method in methods for split in ("iid", skewed)} == {"0.100"}
+    assert at("LBGM", "Mean()", "own") == "0.100"
+    assert f"takes top-k to {at('top-k', 'Mean()', 'own')}" in page
+    clip = 'clip="auto"'
+    assert all(own[s, m, clip, "none"]["accuracy"] >= own[s, m, "Mean()", "none"]["accuracy"] for s, m, *_ in own)
+    assert f"lowest accuracy is {lowest(clip)} on parts that are alike, and {lowest(clip, skewed)} on" in page
+    centred, middle = "CenteredClip(steps=3)", "GeometricMedian()"
+    assert (
+        f"the lowest accuracy of `MultiKrum(2)` is {lowest('MultiKrum(2)')}. `CenteredClip()` has {lowest(centred)}"
+        in page
+    )
+    assert (
+        f"`GeometricMedian()` {lowest(middle)}, `NormClip()` {lowest('NormClip()')}. They cost at most 1.4 points"
+        in page
+    )
+    good = ("MultiKrum(2)", centred, middle, "NormClip()")
+    costs = [
+        own["iid", m, "Mean()", "none"]["accuracy"] - own["iid", m, r, "none"]["accuracy"]
+        for m in methods
+        for r in good
+    ]
+    assert f"{100 * max(costs):.1f}" == "1.4"
+    assert f"`Krum(2)` has {at('dense', 'Krum(2)', split=skewed)} with dense updates" in page
+    median, mean = (at("dense", rule, split=skewed) for rule in ("Median()", "Mean()"))
+    assert (
+        f"`Median()` {median} for the mean's {mean}. `GeometricMedian()` has {at('dense', middle, split=skewed)}"
+        in page
+    )
+    words = (
+        f"lowest accuracy, {lowest(middle, skewed)}, is the highest; `NormClip()` has {lowest('NormClip()', skewed)}"
+    )
+    assert f"{words} and `CenteredClip()` {lowest(centred, skewed)}" in page
+    assert lowest(middle, skewed) == max(lowest(rule, skewed) for _, _, rule, _ in own)
+    medians = at("top-k", "Median()"), at("top-k", "Median()", split=skewed)
+    assert "`Median()` has {} without an attack on parts that are alike, and {} on".format(*medians) in page
+    small = [x["accuracy"] for (_, _, r, a), x in own.items() if r == "Mean()" and a in ("ALIE", "IPM", "LabelFlip")]
+    assert f"take the mean to {min(small):.3f} at worst" in page
+    ruled = {key: line for key, line in own.items() if key[2] not in ("Mean()", clip)}
+    large = [line for key, line in ruled.items() if key[3] in ("SignFlip", "GaussianNoise")]
+    assert {line["far_hostile"] for line in large} == {1.0}
+    assert max(line["far_honest"] for line in ruled.values()) <= 0.005
+    assert {line["named_honest"] for line in ruled.values()} == {0}

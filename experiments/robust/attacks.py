@@ -6,7 +6,7 @@ feedback, LBGM and Auto. The last attack is one on what a link remembers: on the
 error feedback. Rules are told of two hostile clients; Bulyan can bear one among ten.
 
     python experiments/robust/attacks.py [--only dense --only top-k --only LBGM --only Auto] [--split iid]
-        [--attack none] [--rounds 25] [--seeds 1] [--into experiments/robust/results/attacks.jsonl]
+        [--attack none] [--rule "Median()"] [--rounds 25] [--seeds 1] [--into experiments/robust/results/attacks.jsonl]
 """
 
 from __future__ import annotations
@@ -79,6 +79,7 @@ def main() -> None:
     parser.add_argument("--only", action="append", choices=list(METHODS))
     parser.add_argument("--split", action="append", choices=list(SPLITS))
     parser.add_argument("--attack", action="append", choices=[*ATTACKS, "own"])
+    parser.add_argument("--rule", action="append", choices=list(RULES))
     parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--into", type=Path, default=Path(__file__).parent / "results" / "attacks.jsonl")
@@ -96,6 +97,8 @@ def main() -> None:
                     if given.attack and attack not in given.attack:
                         continue
                     for rule, setting in RULES.items():
+                        if given.rule and rule not in given.rule:
+                            continue
                         row = {"split": split, "method": name, "attack": attack, "rule": rule}
                         row["expressions"] = [repr(hostile), rule]
                         options: dict[str, Any] = {**setting, "seed": seed, "attack": hostile, "evaluate_every": 25}

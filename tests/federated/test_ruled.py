@@ -103,7 +103,7 @@ EVERYWHERE = [
 ]
 
 
-@pytest.mark.parametrize(("expression", "rule", "model"), EVERYWHERE, ids=lambda x: getattr(x, "__name__", str(x)))
+@pytest.mark.parametrize(("expression", "rule", "model"), EVERYWHERE, ids=[row[0] for row in EVERYWHERE])
 def test_a_deployment_and_rounds_by_hand_are_the_simulation(
     expression: str, rule: Any, model: Any, tmp_path: Path
 ) -> None:
@@ -135,8 +135,14 @@ def test_a_deployment_and_rounds_by_hand_are_the_simulation(
     assert torch.equal(own.model(server.state).flat, own.model(run.server).flat)
 
 
-@pytest.mark.parametrize("expression", ["FedAvg(up=LBGM())", "FedAvg(up=ErrorFeedback(TopK(0.3)))", "Auto(0.7)"])
-@pytest.mark.parametrize("attack", [tw.SignFlip(0.2, 10.0), tw.ALIE(0.2, 1.5)], ids=repr)
+RESUMED: list[tuple[str, Any]] = [
+    ("FedAvg(up=LBGM())", tw.SignFlip(0.2, 10.0)),
+    ("FedAvg(up=ErrorFeedback(TopK(0.3)))", tw.ALIE(0.2, 1.5)),
+    ("Auto(0.7)", tw.SignFlip(0.2, 10.0)),
+]
+
+
+@pytest.mark.parametrize(("expression", "attack"), RESUMED, ids=[row[0] for row in RESUMED])
 def test_a_run_that_is_resumed_has_the_bits_of_one_that_is_not(expression: str, attack: Any, tmp_path: Path) -> None:
     asked: dict[str, Any] = {"aggregate": CenteredClip(), "attack": attack, "expel": 4, "states": "disk"}
     rounds = 12 if expression.startswith("Auto") else 6  # whose second choice is made after round 10
