@@ -87,13 +87,13 @@ class Federated(Study):
     may_change: ClassVar[tuple[str, ...]] = (*Study.may_change, "rounds")
 
     task: str | None = asked(None, "my_module:make_task instead of --data and --model.")
-    hf: str | None = asked(None, "minilm, smollm2 or my_module:make_model: a Hugging Face model for a --data of texts.")
     clients: Count | None = asked(None, f"How many clients there are (default: {CLIENTS}, or one a site).")
     split: str | None = asked(None, "IID(), Dirichlet(0.1), Shards(2), Natural()...")
     rounds: Count = asked(50, "Rounds to train.")
     holdout: Below1 = asked(0.0, "Share of each client's examples kept for its own test.")
     unseen: int | None = asked(None, "A site that does not train: the test is then its own (retina, fashion_sites).")
     setting: Setting = Setting()
+    hf: str | None = asked(None, "minilm, smollm2 or my_module:make_model: a Hugging Face model for a --data of texts.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

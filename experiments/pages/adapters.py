@@ -1,0 +1,46 @@
+"""The tables of docs/measured/adapters.md: accuracy and perplexity of adapters by bytes, and what they cost."""
+
+from __future__ import annotations
+
+import statistics
+
+from . import Line, markdown, mean, read, table
+
+RUNS = "experiments/hf/results/adapters.jsonl", "python experiments/hf/adapters.py"
+COST = "benchmarks/results/adapters.jsonl", "python benchmarks/adapters.py --into benchmarks/results/adapters.jsonl"
+
+
+def quality(lines: list[Line]) -> str:
+    """The mean of the last five evaluations: accuracy, or of texts to continue the perplexity."""
+    if "perplexity_mean_of_last_5" not in lines[0]:
+        return mean(line["accuracy_mean_of_last_5"] for line in lines)
+    each = [line["perplexity_mean_of_last_5"] for line in lines]
+    spread = f" ± {statistics.stdev(each):.2f}" if len(each) > 1 else ""
+    return f"perplexity {statistics.mean(each):.2f}{spread}"
+
+
+@table
+def adapters() -> list[str]:
+    grouped: dict[tuple[str, str], list[Line]] = {}
+    for line in read(*RUNS).all(kind="run"):
+        if "diverged" not in line:
+            grouped.setdefault((line["setting"]["name"], line["row"]), []).append(line)
+    cells = []
+    for (name, row), lines in grouped.items():
+        sent = [statistics.mean(line[f"bytes_{way}"] for line in lines) / 1e6 for way in ("up", "down")]
+        dense = grouped.get((name, "FedAvg"), [])
+        rounds = lines[0]["rounds"]
+        whole = [(line["bytes_up"] + line["bytes_down"]) / 1e6 * rounds / line["rounds"] for line in dense]
+        share = f"{100 * sum(sent) / statistics.mean(whole):.2f} %" if whole and row != "FedAvg" else ""
+        cells.append([name, row, str(rounds), str(len(lines)), quality(lines), *(f"{x:.2f}" for x in sent), share])
+    head = ["set", "row", "rounds", "seeds", "mean of the last 5", "MB up", "MB down", "both / FedAvg, equal rounds"]
+    return markdown(head, cells, (0, 1))
+
+
+@table
+def adapters_cost() -> list[str]:
+    line = read(*COST).all(benchmark="adapters", model="smollm2")[-1]
+    cells = [[name, f"{ratio:.2f}"] for name, ratio in line["ratios"].items()]
+    one, coding = line["found"]["one"], line["found"]["coding"]
+    cells += [["set-up, s", f"{one['setup']:.2f}"], [f"send of {coding['entries']:,}, s", f"{coding['send']:.3f}"]]
+    return markdown(["SmolLM2-135M, rank 32", "to a bare loop"], cells)
