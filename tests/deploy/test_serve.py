@@ -120,6 +120,26 @@ def test_the_loop_gives_the_model_of_a_simulation_and_leaves_its_files(tmp_path:
     assert {"run.json", "rounds.jsonl", "ledger.jsonl", "summary.json", "model.safetensors", "checkpoint"} <= found
 
 
+def test_a_server_that_is_killed_in_the_first_round_goes_on_with_the_run_that_clients_know(tmp_path: Path) -> None:
+    expression = "FedAvg(up=ErrorFeedback(TopK(0.2)))"
+    grid = post(expression, tmp_path)
+
+    def kill(node: int, message: Message, reply: Message) -> Message:
+        if node == 13 and (tmp_path / "c").exists():  # it has trained
+            raise KeyboardInterrupt
+        return reply
+
+    grid.spoil = kill
+    with pytest.raises(KeyboardInterrupt):
+        serve(grid, expression, out=tmp_path / "run")
+    known = sorted(path.name for path in (tmp_path / "a").iterdir() if path.is_dir())
+    grid.spoil = lambda node, message, reply: reply
+    result = serve(grid, expression, out=tmp_path / "run")
+    assert sorted(path.name for path in (tmp_path / "a").iterdir() if path.is_dir()) == known
+    assert len(known) == 1
+    assert torch.equal(result.params.flat, simulated(expression).params.flat)
+
+
 def test_a_server_evaluates_when_it_is_asked_to_and_after_the_last_round(tmp_path: Path) -> None:
     heard: list[int] = []
     result = serve(

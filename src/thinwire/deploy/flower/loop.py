@@ -117,6 +117,8 @@ def serve(
                 run.names = names
             if isinstance(clients, Mapping):
                 run.owners |= {name: None if key is None else digest_of(key) for name, key in clients.items()}
+            if folder is not None and not run.round:
+                run.save(folder)  # a server that is killed in the first round goes on with the run that clients know
             where = None if folder is None else folder.path
             crew = Nodes(grid, run, setting.deadline, setting.poll, Board(where, rounds))
             listeners = (lambda record: log.info("round %d of %d: %s", record["round"], rounds, record), on_round)
