@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import logging
 import math
+import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import cache
@@ -31,6 +32,7 @@ from .messages import Form
 from .stream import Parcel, View, catch_up
 
 log = logging.getLogger("thinwire")
+LOGGING = threading.Lock()
 
 
 class ClientState(NamedTuple):
@@ -355,7 +357,8 @@ def _train(slot: Slot, tasks: Sequence[Task], requests: Sequence[Local], keys: S
         try:
             return train_many(slot, tasks, requests, keys)
         except Apart as why:
-            _log_once(str(why).partition("\n")[0][:200])
+            with LOGGING:  # clients of other threads fail alike
+                _log_once(str(why).partition("\n")[0][:200])
     return [train(slot, *one) for one in zip(tasks, requests, keys, strict=True)]
 
 
