@@ -837,7 +837,8 @@ LEAVING = [  # of which each round some layers or fields stay away, as the serve
 ]
 FITTING = {"FedPara": "FedPara(FedAvg(), rank=1)", "FedBN": "FedBN(stay=('1.*',))", "Intrinsic": "Intrinsic(20)"}
 WHOLE = [text for row in FEDERATED if (text := FITTING.get(row.name, row.trained[0])) not in LEAVING]  # this model
-UPWARDS = [row for row in LINKS if row.name not in ("EF21", "PerClient")]
+HERE = ("PerClient", "SecureSum")  # no link upwards, and one of simulations alone
+UPWARDS = [row for row in LINKS if row.name not in ("EF21", "PerClient", "SecureSum")]
 THROUGH = [f"FedAvg(up={next(iter(row.laws))})" for row in UPWARDS]
 
 
@@ -1344,7 +1345,7 @@ def watched(links: list[Link], every: int, most: int) -> Iterator[tuple[Link, in
 def test_no_message_makes_the_server_hold_many_times_its_bytes(every: int) -> None:
     # A model takes 1,408 bytes and a message 5,000; the rest is what a server takes that is made anew.
     before = 0
-    links = [tw.parse(text) for row in LINKS if row.name != "PerClient" for text in row.laws]  # which is none upwards
+    links = [tw.parse(text) for row in LINKS if row.name not in HERE for text in row.laws]
     for link, grown, most in watched(links, every, 4_000):
         assert most < 12_000
         assert grown - before < 8_000, link

@@ -51,7 +51,8 @@ def odd_first() -> nn.Module:
 
 SELECTED = ("FedSM", "FedSMExtra", "Ensemble")  # their selector is made for the module that the model begins with
 EXPRESSIONS = [row.trained[0] for row in METHODS]
-CODED = [f"FedAvg(up={next(iter(row.laws))})" for row in LINKS if row.name != "PerClient"]
+UNIFORM = {"SecureSum": ", weights='uniform'"}
+CODED = [f"FedAvg(up={next(iter(row.laws))}{UNIFORM.get(row.name, '')})" for row in LINKS if row.name != "PerClient"]
 SENT = [f"FedAvg(down={text})" for row in LINKS for text, (_, said) in list(row.laws.items())[:1] if "a" in said]
 
 
