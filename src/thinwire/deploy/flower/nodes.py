@@ -103,8 +103,8 @@ class Nodes:
         self.board.write(self.run.round + 1, self.run.names, there, force)
 
     def large(self, call: bytes) -> bool:
-        """Whether a call, or an honest answer to it, has more than one chunk."""
-        return max(len(call), self.run.most // 2) > CHUNK
+        """Whether a call, or an honest answer to it, goes in chunks: each is a message, so of two they save nothing."""
+        return max(len(call), self.run.most // 2) > 2 * CHUNK
 
     def call(self, client: int, data: bytes) -> None:
         """Send a call. It outlives its round: a late answer may be of use.
