@@ -62,6 +62,9 @@ METHODS = """
     FedAvg(opt=MajorityVote(0.005), up=SignSGD(), weights='uniform')
     FedAvg(up=ErrorFeedback(STC(0.05)), down=EF21(STC(0.1)))
     FedAvg(down=EF21(TopK(0.1)))
+    FedAvg(weights='uniform')
+    FedAvg(up=SecureSum(clip=0.5), weights='uniform')
+    FedAvg(up=SecureSum(RandK(0.3), clip=0.5), weights='uniform')
 """
 PERSONAL = """
     FedAvg()

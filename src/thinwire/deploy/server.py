@@ -231,9 +231,8 @@ class Deployment(Rounds):
             self.refused += 1
             self.suspects.refused.add(client)
             self.enter_answer(client, b"", len(data), used=False)
-            log.warning(
-                "round %d: an answer of client %d was refused: %s", key.round, client, error, extra={"client": client}
-            )
+            text = "round %d: an answer of client %d was refused: %s"
+            log.warning(text, key.round, client, error, extra={"client": client})
             raise WireError(f"round {key.round}, client {client}: {error}") from error
         self.enter_answer(client, answer.blob, len(data) - answer.payload, floats)
         self.taken[client] = Taken(answer, body, self.up.norms(self.up.values(reply), self.clip == "auto"))
@@ -343,9 +342,8 @@ class Deployment(Rounds):
         return self.key
 
     def _drop(self, client: int, data: bytes, answer: Answer, why: str) -> Literal[False]:
-        log.warning(
-            "an answer of client %d to round %d is dropped: %s", client, answer.round, why, extra={"client": client}
-        )
+        text = "an answer of client %d to round %d is dropped: %s"
+        log.warning(text, client, answer.round, why, extra={"client": client})
         self.dropped += 1
         self.enter_answer(client, answer.blob, len(data) - answer.payload, used=False)
         return False

@@ -34,9 +34,9 @@ class Hostile(NamedTuple):
         """What a hostile client sends as its leaves, in place of these; ``told`` is what it knows of others."""
         known = unpack(self.form, told)
         triples = zip(self.form.leaves, values, known, strict=True)
-        return [self._bent(leaf, value, others, key) for leaf, value, others in triples]
+        return [self._bend(leaf, value, others, key) for leaf, value, others in triples]
 
-    def _bent(self, leaf: Leaf, value: Any, others: Others | None, key: Key) -> Any:
+    def _bend(self, leaf: Leaf, value: Any, others: Others | None, key: Key) -> Any:
         if not bendable(leaf) or not value.names:
             return value
         if others is not None:

@@ -159,10 +159,7 @@ class Rounds(Evaluation):
         return key
 
     def draw_cohort(self, key: Key, available: Iterable[int] | None = None, count: int | None = None) -> list[int]:
-        """The round's cohort: ``count`` (None: ``sample``) of the clients that are there (None: all), in their order.
-
-        Those that were expelled are not drawn.
-        """
+        """``count`` (None: ``sample``) of the clients that are there (None: all) and not expelled, in their order."""
         order = torch.randperm(self.num_clients, generator=key.generator("sample"), device="cpu")
         if self.suspects.expelled:
             order = order[~torch.isin(order, torch.tensor(self.suspects.expelled, device="cpu"))]

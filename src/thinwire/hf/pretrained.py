@@ -38,7 +38,7 @@ class Pretrained:
     targets: tuple[str, str]
 
     @property
-    def converted(self) -> bool:
+    def is_gguf(self) -> bool:
         """Whether the weights are in a form that is read slowly, and so are written anew once."""
         return self.weights.endswith(".gguf")
 
@@ -82,7 +82,7 @@ def model_folder(name: str) -> Path:
     if known is None:
         raise ValueError(f"no model {name!r}{nearest(name, PRETRAINED)}; known are {', '.join(pretrained_names())}")
     target = files.cache() / "models" / f"{name}-{known.sha256[:12]}"
-    if known.converted and (target / "config.json").exists():
+    if known.is_gguf and (target / "config.json").exists():
         return target
     weights = _package(name, known) / known.weights
     if not weights.exists():
@@ -91,7 +91,7 @@ def model_folder(name: str) -> Path:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != known.sha256:
         raise DataError(f"{name}: {weights} has the sha256 {digest} instead of {known.sha256}: it is another model")
-    if known.converted:
+    if known.is_gguf:
         _convert(weights, target)
         return target
     return weights.parent

@@ -56,7 +56,7 @@ class Compress(TrainerCallback):  # type: ignore[misc,unused-ignore]
             "Compress clips gradients as they are, and with fp16=True they are scaled: take bf16=True, or "
             "max_grad_norm=0",
         )
-        self.handle = compress(_wrapped(model), optimizer, self.method, seed=self.seed)
+        self.handle = compress(_wrapper(model), optimizer, self.method, seed=self.seed)
         if state.global_step:
             self._load(_folder(args, state) if self.checkpoint is None else Path(self.checkpoint), optimizer)
         self.saved = state.global_step
@@ -107,7 +107,7 @@ class Compress(TrainerCallback):  # type: ignore[misc,unused-ignore]
         self.handle.load_state_dict(whole["compressed"])
 
 
-def _wrapped(model: nn.Module) -> DistributedDataParallel:
+def _wrapper(model: nn.Module) -> DistributedDataParallel:
     """The ``DistributedDataParallel`` around a model, which a trainer does not hand to callbacks."""
     around = [o for o in gc.get_objects() if issubclass(type(o), DistributedDataParallel) and o.module is model]
     require(

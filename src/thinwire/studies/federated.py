@@ -32,7 +32,6 @@ from .cells import (
     Column,
     Row,
     average,
-    deviation_text,
     last_value,
     loss_text,
     mean,
@@ -43,16 +42,23 @@ from .cells import (
     share_text,
     short_expression,
 )
+from .client_columns import (
+    FEW,
+    OF_CLIENTS,
+    OTHERS,
+    client_cell,
+    client_columns,
+    client_value,
+    each_client,
+    has_client_tests,
+    own_tests,
+)
 from .expressions import of_another_kind, option, parse_typed, setting_of, vocabulary_with
-from .read import Arm, Record, RecordedRun, choices, read_lines
+from .read import Arm, Record, RecordedRun, choices
 from .study import Study, StudyRun, asked
 
-OF_CLIENTS = tuple(f"client{part}" for part in ("", "_spread", "_p10", "_worst", "_before", "_shared"))
 Below1 = Annotated[float, Range(lambda x: 0 <= x < 1, "is a share below 1")]
-FEW = 10  # clients, each of which has a column
 BESIDE = ("served", "predicted")  # what is tested beside the model that all share
-OTHERS = {"before": "before adapting", "shared": "shared model"}
-"""Models besides the clients' own ones that their tests are of, and the titles of the columns."""
 
 
 def _seconds(run: RecordedRun) -> list[float]:
@@ -259,7 +265,7 @@ class Federated(Study):
             **({"perplexity": perplexity} if perplexity is not None else {}),
             **{kind: average(last_value(run, f"{kind}_{measure}") for run in arm.runs) for kind in BESIDE},
             "test_loss": average(last_value(run, "test_loss") for run in arm.runs),
-            "by_client": _each_client(arm, measure),
+            "by_client": each_client(arm, measure),
             "personal_up": _personal(arm, "up"),
             "personal_down": _personal(arm, "down"),
             "floats_up": mean(arm, "up_floats"),
@@ -270,13 +276,13 @@ class Federated(Study):
     @staticmethod
     def columns(rows: Sequence[Row]) -> tuple[Column, ...]:
         own: tuple[Column, ...] = (
-            ("own tests", _own_tests),
-            ("lowest tenth", partial(_cell, "client_p10")),
-            ("worst client", partial(_cell, "client_worst")),
+            ("own tests", own_tests),
+            ("lowest tenth", partial(client_cell, "client_p10")),
+            ("worst client", partial(client_cell, "client_worst")),
             *(
-                (title, partial(_cell, f"client_{part}"))
+                (title, partial(client_cell, f"client_{part}"))
                 for part, title in OTHERS.items()
-                if any(_of(row, f"client_{part}") is not None for row in rows)
+                if any(client_value(row, f"client_{part}") is not None for row in rows)
             ),
         )
         apart: tuple[Column, ...] = (
@@ -291,7 +297,7 @@ class Federated(Study):
             *(loss if only else ()),
             *(texts if any("perplexity" in row for row in rows) else ()),
             *((kind, lambda row, kind=kind: share_text(row, row[kind])) for kind in beside),
-            *((*own, *_client_columns(rows)) if _by_client(rows) else ()),
+            *((*own, *client_columns(rows)) if has_client_tests(rows) else ()),
             ("MB up", lambda row: megabytes_text(row["bytes_up"])),
             ("MB down", lambda row: megabytes_text(row["bytes_down"])),
             *(apart if any(row["personal_up"] or row["personal_down"] for row in rows) else ()),
@@ -354,52 +360,6 @@ class Federated(Study):
 def _personal(arm: Arm, way: str) -> float:
     """The bytes up or down of clients' own models, the mean over seeds: 0 of most methods."""
     return statistics.fmean(sum(r.get(f"{way}_personal", 0) for r in run.rounds) for run in arm.runs)
-
-
-def _each_client(arm: Arm, measure: str) -> list[float | None] | None:
-    """Each client's value at the last evaluation, the mean over seeds, of few clients with tests of their own."""
-    paths = [run.path / "clients.jsonl" for run in arm.runs]
-    lasts = [
-        [line for line in read_lines(path) if line.get("round", 0) <= run.length][-1:]
-        for path, run in zip(paths, arm.runs, strict=True)
-        if path.exists()
-    ]
-    each = [line[measure] for lines in lasts for line in lines if measure in line]
-    if not each or len(each) < len(paths) or len(each[0]) > FEW or len(set(map(len, each))) > 1:
-        return None
-    return [average(values) for values in zip(*each, strict=True)]
-
-
-def _by_client(rows: Sequence[Row]) -> bool:
-    """True where clients have tests of their own."""
-    return any(_of(row, "client") is not None for row in rows)
-
-
-def _of(row: Row, name: str) -> float | None:
-    """A value by what the row is judged by: of "client_worst" that of "client_accuracy_worst"."""
-    value: float | None = row[name.replace("client", f"client_{row['measure']}")]
-    return value
-
-
-def _own_tests(row: Row) -> str:
-    mean, spread = (_of(row, name) for name in OF_CLIENTS[:2])
-    return share_text(row, mean) + ("" if spread is None else f" ± {deviation_text(row, spread)}")
-
-
-def _client_columns(rows: Sequence[Row]) -> tuple[Column, ...]:
-    """A column a client, where there are few in all rows."""
-    each = [row["by_client"] for row in rows]
-    if not all(each) or len({len(values) for values in each}) > 1:
-        return ()
-
-    def column(client: int) -> Column:
-        return f"client {client}", lambda row: share_text(row, row["by_client"][client])
-
-    return tuple(column(client) for client in range(len(each[0])))
-
-
-def _cell(name: str, row: Row) -> str:
-    return share_text(row, _of(row, name))
 
 
 def _clip(clip: Any) -> str | None:

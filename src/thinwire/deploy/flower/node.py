@@ -29,7 +29,7 @@ PRELOADED = "flwr.supernode.cli", "flwr.clientapp", f"{__package__}.app", f"{__p
 
 def run(arguments: Sequence[str]) -> int:
     """Run a SuperNode with these arguments until it ends; its exit status. SIGTERM and SIGINT are handed on to it."""
-    with copied(os.environ) as environment:
+    with copy_programs(os.environ) as environment:
         process = subprocess.Popen([program("flower-supernode"), *arguments], env=environment)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, _: process.send_signal(number))
@@ -38,7 +38,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 @contextlib.contextmanager
-def copied(environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
+def copy_programs(environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
     """An environment in which a client's program is a copy of a process, which lives as long as this is entered."""
     with tempfile.TemporaryDirectory(prefix="thinwire-node-") as folder:  # which this user alone may enter
         path, script = Path(folder) / "socket", Path(folder) / NAME

@@ -270,7 +270,7 @@ def alive(connection: socket.socket) -> Iterator[None]:
         mine.close()
 
 
-def locked(file: IO[str]) -> bool:
+def lock(file: IO[str]) -> bool:
     """Lock a file; whether it could be."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -284,7 +284,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     os.umask(0o077)
     with open(folder / LOCK, "w") as file:
-        while not locked(file):
+        while not lock(file):
             with socket.socket(socket.AF_UNIX) as there, contextlib.suppress(OSError), address(folder) as path:
                 there.connect(path)
                 return  # another one listens

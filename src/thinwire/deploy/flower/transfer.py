@@ -293,21 +293,22 @@ class Transfer:
             here = self.kept.names()
             self.kept.drop(but=frame.chunks)
             self.wanted = {chunk: False for chunk in frame.chunks if chunk not in here}
-            return self._joined()
+            return self._join()
         elif frame.kind == "chunk" and kind == "want":
             if self.whole is None or name not in self.wanted:
                 return None  # it had come already
             check(len(frame.body) <= CHUNK and frame.chunks == [name], "the chunk that was wanted")
             self.kept.keep(self.whole.chunks.index(name), name, frame.body)
             self.wanted.pop(name, None)
-            return self._joined()
+            return self._join()
         elif frame.kind == "gone" and kind == "want":  # the client has lost what it kept: it is offered the call again
             self.whole, self.offered, self.wanted = None, False, {}
         else:
             raise WireError(f"a {frame.kind!r} in reply to a {kind!r}")
         return None
 
-    def _joined(self) -> bytes | None:
+    def _join(self) -> bytes | None:
+        """The answer; None where a chunk is still wanted."""
         assert self.whole is not None
         if self.wanted:
             return None

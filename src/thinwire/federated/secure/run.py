@@ -114,18 +114,20 @@ class Gathering:
         self.secured, self.broker = secured, Broker(circle)
         self.members = {client: Member(client, circle) for client in cohort}
         self.up, self.down = dict.fromkeys(cohort, 0), dict.fromkeys(cohort, 0)
-        keys = self._sent(self.broker.keys(self._given({i: member.keys() for i, member in self.members.items()})))
-        made = self._given({i: member.shares(keys[i]) for i, member in self.members.items()})
-        for client, data in self._sent(self.broker.shares(made)).items():
+        keys = self._count_down(
+            self.broker.keys(self._count_up({i: member.keys() for i, member in self.members.items()}))
+        )
+        made = self._count_up({i: member.shares(keys[i]) for i, member in self.members.items()})
+        for client, data in self._count_down(self.broker.shares(made)).items():
             self.members[client].take(data)
 
-    def _given(self, messages: dict[int, bytes]) -> dict[int, bytes]:
+    def _count_up(self, messages: dict[int, bytes]) -> dict[int, bytes]:
         """Count what clients send."""
         for client, data in messages.items():
             self.up[client] += len(data)
         return messages
 
-    def _sent(self, messages: dict[int, bytes]) -> dict[int, bytes]:
+    def _count_down(self, messages: dict[int, bytes]) -> dict[int, bytes]:
         """Count what they are sent."""
         for client, data in messages.items():
             self.down[client] += len(data)
@@ -143,9 +145,9 @@ class Gathering:
 
     def end(self, replied: Iterable[int]) -> Secrets | None:
         """What takes the masks off the sum of those who replied; None: too few are left, and nobody learns anything."""
-        asked = self._sent(self.broker.ask(replied))
+        asked = self._count_down(self.broker.ask(replied))
         try:
             shares: Mapping[int, bytes] = {i: self.members[i].reveal(data) for i, data in asked.items()}
-            return self.broker.secrets(self._given(dict(shares)))
+            return self.broker.secrets(self._count_up(dict(shares)))
         except TooFew:
             return None
