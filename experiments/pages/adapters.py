@@ -10,6 +10,15 @@ RUNS = "experiments/hf/results/adapters.jsonl", "python experiments/hf/adapters.
 COST = "benchmarks/results/adapters.jsonl", "python benchmarks/adapters.py --into benchmarks/results/adapters.jsonl"
 
 
+RATIOS = {
+    "peak one": "peak of memory over the bare loop's, `one`",
+    "peak two": "the same, `two`",
+    "peak out": "the same, `out`",
+    "round": "seconds of a round over the bare loop's, `one`",
+    "folder": "bytes of the run's folder over its adapter's, `out`",
+}
+
+
 def quality(lines: list[Line]) -> str:
     """The mean of the last five evaluations: accuracy, or of texts to continue the perplexity."""
     if "perplexity_mean_of_last_5" not in lines[0]:
@@ -40,7 +49,8 @@ def adapters() -> list[str]:
 @table
 def adapters_cost() -> list[str]:
     line = read(*COST).all(benchmark="adapters", model="smollm2")[-1]
-    cells = [[name, f"{ratio:.2f}"] for name, ratio in line["ratios"].items()]
-    one, coding = line["found"]["one"], line["found"]["coding"]
-    cells += [["set-up, s", f"{one['setup']:.2f}"], [f"send of {coding['entries']:,}, s", f"{coding['send']:.3f}"]]
-    return markdown(["SmolLM2-135M, rank 32", "to a bare loop"], cells)
+    cells = [[title, f"{line['ratios'][name]:.2f}"] for name, title in RATIOS.items()]
+    found, coding = line["found"], line["found"]["coding"]
+    cells += [[f"seconds of set-up, {way}", f"{found[way]['setup']:.1f}"] for way in ("bare", "one")]
+    cells += [[f"seconds of `TransformCoding.send`, {coding['entries']:,} entries", f"{coding['send']:.2f}"]]
+    return markdown(["SmolLM2-135M, rank 32", ""], cells)
