@@ -1,10 +1,10 @@
 """Every method and every link, one short run each: whether it learns, and what it sends both ways.
 
-The digits that come with scikit-learn, 20 clients with labels dealt by Dirichlet(0.5), 10 of them a round, a network of
-4,810 parameters. No method is tuned, except that FedPM, whose scores move little, has a rate of 1,000: this shows that
-each of them trains on real data, not which is best. Methods that give each client a model of its own are tested on a
-quarter of each client's examples, which are kept for that; their lines, and FedAvg's beside them, are in a file of their
-own.
+The digits that come with scikit-learn, 20 clients with labels dealt by Dirichlet(0.5), 10 of them a round, a network
+of 4,810 parameters. No method is tuned, except that FedPM, whose scores move little, has a rate of 1,000: this shows
+that each of them trains on real data, not which is best. Methods that give each client a model of its own are tested
+on a quarter of each client's examples, which are kept for that; their lines, and FedAvg's beside them, are in a file
+of their own.
 
     python experiments/everything/digits.py [--rounds 40] [--only FedGen] [--personal]
 """
