@@ -38,7 +38,7 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 
 
 SECONDS = Path(__file__).with_name("seconds.txt")
-"""Tests and fixtures that take .7 seconds or more with one parameter: ``--durations 0 --durations-min .7`` finds them."""
+"""Tests and fixtures that take .7 seconds or more with one parameter: ``--durations 0 --durations-min .7``."""
 
 # Those that take longest begin first, so that nobody waits for them at the end.
 FIRST = [

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -28,6 +27,7 @@ from typing import IO, TYPE_CHECKING, Any
 from ..config import differing
 from ..errors import RunError, WireError
 from ..wire import Packet, State, loads, pieces
+from .lock import lock_file
 
 if TYPE_CHECKING:
     from torch import nn
@@ -89,7 +89,10 @@ def make_folder(path: Path) -> None:
 
 def to_disk(path: Path) -> None:
     """Return once a file, or the names in a folder, would outlive a loss of power."""
-    descriptor = os.open(path, os.O_RDONLY)
+    folder = path.is_dir()
+    if folder and not hasattr(os, "O_DIRECTORY"):  # Windows: nobody opens a folder, whose names NTFS keeps in a journal
+        return
+    descriptor = os.open(path, os.O_RDONLY if folder else os.O_RDWR)
     try:
         os.fsync(descriptor)
     finally:
@@ -105,11 +108,9 @@ def lock_folder(
 ) -> Iterator[None]:
     """Hold a folder; :class:`RunError` if another process, ``other``, does. A killed process lets go of it."""
     make_folder(folder)
-    with open(folder / ".lock", "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RunError(f"{folder} is in use by {other}") from None
+    with open(folder / ".lock", "ab") as file:
+        if not lock_file(file):
+            raise RunError(f"{folder} is in use by {other}")
         _held.add(file.fileno())
         try:
             yield
@@ -200,8 +201,8 @@ class Folder:
     def add(self, name: str, text: str) -> None:
         """Write at the end of a file. The next checkpoint, or the summary, sees to it that it is on disk."""
         if self.writes:
-            with open(self.path / name, "a") as file:
-                file.write(text)
+            with open(self.path / name, "ab") as file:
+                file.write(text.encode())
             self.owe(self.path / name)
 
     def owe(self, path: Path) -> None:

@@ -260,7 +260,7 @@ def read_lines(path: Path, needed: Sequence[str] = ()) -> Iterator[Record]:
 
     Raises :class:`RunError` for any other line that is no object or lacks one of the keys ``needed``.
     """
-    with open(path, errors="replace") as file:
+    with open(path, encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(file, 1):
             try:
                 one = json.loads(line)
@@ -283,7 +283,7 @@ def damage(path: Path, why: str) -> RunError:
 def read(path: Path) -> Record:
     """The object in a JSON file. Raises :class:`RunError` where there is none, or what is there is no object."""
     try:
-        record = json.loads(path.read_text())
+        record = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         raise RunError(f"{path.parent} holds no run: there is no {path.name} in it") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
