@@ -40,11 +40,14 @@ def call(*words: str | Path, cwd: Path = ROOT, **environment: str) -> str:
     return done.stdout
 
 
+CONSTRAINTS = ("-c", ROOT / "constraints.txt")
+
+
 def environment(folder: Path, *packages: str | Path) -> Path:
     """An empty environment with some packages in it; the folder of its programs."""
     call(sys.executable, "-m", "venv", folder)
     programs = next(path for path in (folder / "bin", folder / "Scripts") if path.exists())
-    call(programs / "python", "-m", "pip", "install", "--quiet", "-c", ROOT / "constraints.txt", *packages)
+    call(programs / "python", "-m", "pip", "install", "--quiet", *packages)
     return programs
 
 
@@ -113,7 +116,7 @@ def main() -> None:
             print(f"{file.name}: {file.stat().st_size:,} bytes, twine finds nothing wrong", flush=True)
         for name, wheel in zip(("pure", "compiled"), files[1:], strict=True):
             begun = time.monotonic()
-            programs = environment(folder / name, f"thinwire[cli,plots,data] @ {wheel.as_uri()}")
+            programs = environment(folder / name, *CONSTRAINTS, f"thinwire[cli,plots,data] @ {wheel.as_uri()}")
             installed = time.monotonic()
             level = call(
                 programs / "python", "-c", "from thinwire.kernels import native; print(native.library())", cwd=folder
@@ -126,7 +129,7 @@ def main() -> None:
         extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
         for extra in () if asked.without_extras else extras:
             wheel = f"thinwire[{extra}] @ {files[2].as_uri()}"
-            call(programs / "python", "-m", "pip", "install", "--dry-run", "-c", ROOT / "constraints.txt", wheel)
+            call(programs / "python", "-m", "pip", "install", "--dry-run", *CONSTRAINTS, wheel)
             print(f"thinwire[{extra}] resolves", flush=True)
 
 

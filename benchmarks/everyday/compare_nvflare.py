@@ -1,0 +1,5 @@
+from nvflare_run import run
+from own import MU
+
+run("FedAvg")
+run("FedProx", f"--mu {MU}")

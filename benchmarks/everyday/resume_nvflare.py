@@ -1,0 +1,3 @@
+from nvflare_run import run
+
+run("FedAvg")
