@@ -5,7 +5,9 @@ are those with code, of the program and of these modules; the model and the data
 count for nobody. Each is run in an empty folder, with one thread. Seconds are from its start to its end: imports and
 processes count. "resume": the program is killed, with all that it has started, when it says that half of the rounds are
 done, and is started again; it has resumed where the second start says none of the first half, and is exact where the
-digest of its model is that of a run which nobody killed.
+digest of its model is that of a run which nobody killed. "deploy": a server and three clients are processes that
+speak over TLS. Of thinwire and Flower each is an app, whose every file counts, on the SuperLink and the SuperNodes that
+``examples/flower/federation.py`` starts; seconds are those from ``flwr run`` on. NVFlare's PocEnv starts its own.
 
     python benchmarks/everyday.py --into benchmarks/results/everyday.jsonl
     python benchmarks/everyday.py --only nvflare --python nvflare=/venvs/nvflare/bin/python
@@ -33,7 +35,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent / "everyday"
 FRAMEWORKS = {"thinwire": "thinwire", "flower": "flwr", "nvflare": "nvflare", "pfl": "pfl"}
-TASKS = ("compare", "bytes", "resume", "method")
+TASKS = ("compare", "bytes", "resume", "deploy", "method")
 HALF = 10  # rounds of own.py's twenty
 QUIET = {
     "OMP_NUM_THREADS": "1",
@@ -58,9 +60,9 @@ def files(program: Path) -> list[Path]:
     return found
 
 
-def lines(program: Path) -> int:
+def lines(paths: list[Path]) -> int:
     """The lines with code that a user writes."""
-    text = "\n".join(file.read_text() for file in files(program)).split("\n")
+    text = "\n".join(file.read_text() for file in paths).split("\n")
     return sum(bool(line.strip()) and not line.lstrip().startswith("#") for line in text)
 
 
@@ -88,6 +90,17 @@ def run(python: str, program: Path, folder: Path, killed: bool = False) -> tuple
     return time.monotonic() - begun, "".join(said)
 
 
+def deploy(app: Path, folder: Path) -> float:
+    """Seconds of an app on three SuperNodes, from its submission to its end."""
+    sys.path.insert(0, str(HERE.parents[1] / "examples" / "flower"))
+    from federation import Federation
+
+    with Federation(folder / "here", 3, {**QUIET}, warm=app.name == "deploy_thinwire") as here:
+        begun = time.monotonic()
+        here.wait(here.submit({"out": str(folder / "out")}, app), folder / "out", 3000)
+        return time.monotonic() - begun
+
+
 def results(said: str) -> list[str]:
     """What ``own.show`` has printed: the method, its accuracy, the digest of the model."""
     return re.findall(r"^result: (.*)$", said, re.MULTILINE)
@@ -97,12 +110,18 @@ def measure(task: str, framework: str, python: str) -> dict[str, Any]:
     """One task with one framework, done."""
     program = HERE / f"{task}_{framework}.py"
     line: dict[str, Any] = {"benchmark": "everyday", "task": task, "framework": framework}
-    if not program.exists():
+    app = program.with_suffix("")
+    if not program.exists() and not app.exists():
         return line | {"lines": None}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        seconds, said = run(python, program, folder)
-        line |= {"lines": lines(program), "seconds": round(seconds, 1), "results": results(said)}
+        if app.exists():
+            paths = sorted(path for path in app.rglob("*") if path.suffix in (".py", ".toml"))
+            paths += [HERE / "flower_client.py"] if framework == "flower" else []
+            line |= {"lines": lines(paths), "seconds": round(deploy(app, folder), 1)}
+        else:
+            seconds, said = run(python, program, folder)
+            line |= {"lines": lines(files(program)), "seconds": round(seconds, 1), "results": results(said)}
         if task == "bytes":
             line["bytes"] = [int(word) for word in re.findall(r"^bytes: (\d+) (\d+)$", said, re.MULTILINE)[0]]
         if task == "resume":

@@ -1,0 +1,3 @@
+from flower_client import app
+
+__all__ = ["app"]

@@ -1,0 +1,1 @@
+"""Three clients that train together over TLS."""

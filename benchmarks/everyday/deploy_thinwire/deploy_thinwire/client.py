@@ -1,0 +1,3 @@
+from thinwire.deploy import flower
+
+app = flower.client_app("deploy_thinwire.node:client")
