@@ -7,7 +7,7 @@ import hashlib
 import logging
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Protocol, runtime_checkable
 
@@ -18,6 +18,7 @@ from flwr.serverapp import Grid
 
 from ...errors import OutOfSync, WireError, check
 from ...federated.ledger import Direction
+from ...federated.question import LOSS
 from ...federated.result import Record
 from ..server import Deployment
 from ..watch import Board
@@ -99,15 +100,30 @@ class Nodes:
         """Call a cohort and hand in what it answers, until enough is there, nobody is left, or time is up."""
         self.lossy |= set(self.run.sent)
         calls = self.run.begin(self.muster())
+        if self.run.asking:
+            self.board.begin(calls)
+            self.call_all(calls)
+            self.wait(lambda: calls.keys() <= self.run.questions.losses.keys())
+            for client in calls.keys() & self.transfers.keys():
+                self.abandon(client)
+            calls = self.run.choose_called()
         self.board.begin(calls)
+        self.call_all(calls)
+        self.wait(lambda: self.run.full)
+
+    def call_all(self, calls: dict[int, bytes]) -> None:
+        """Send each of its client what it is called with."""
         now = time.monotonic()
         self.gaps = {client: now - self.answered.pop(client) for client in calls.keys() & self.answered.keys()}
         for client, data in calls.items():
             self.run.owners.setdefault(self.run.names[client], self.keys[self.nodes[client]])
             self.call(client, data)
             self.linger(client)
+
+    def wait(self, done: Callable[[], bool]) -> None:
+        """Hand in what comes until that is so, nobody is left, or time is up."""
         look, end = 0.0, time.monotonic() + self.deadline
-        while not self.run.full and self.out() and time.monotonic() < end:
+        while not done() and self.out() and time.monotonic() < end:
             for client, transfer in list(self.transfers.items()):
                 self.go_on(client)
                 self.board.chunks[client] = transfer.progress
@@ -223,13 +239,20 @@ class Nodes:
             self.board.note(client, "refused")
             with contextlib.suppress(WireError):  # it is in the log and in the record
                 try:
-                    counts = self.run.accept(client, data, time.monotonic() - since, sending)
+                    counts = self.take(client, data, time.monotonic() - since, sending)
                     self.board.note(client, "answered" if counts else "refused")
                 except OutOfSync as error:
                     log.warning("%s: it is sent everything", error, extra={"client": client})
                     self.board.note(client, "called")
                     self.call(client, self.run.reopen(client))
         return bool(messages)
+
+    def take(self, client: int, data: bytes, seconds: float, sending: float | None) -> bool:
+        """Hand in an answer, or what a client says of its loss; whether it counts."""
+        if not data.startswith(LOSS):
+            return self.run.accept(client, data, seconds, sending)
+        self.run.hear_loss(client, data)
+        return True
 
     def on_its_way(self, message: Message) -> float | None:
         """Seconds since a reply was made, at most; None where its sender's clock has been seen to be too far ahead."""
