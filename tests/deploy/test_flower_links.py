@@ -86,16 +86,18 @@ def seen(folder: Path, name: str) -> Seen:
     )
 
 
-def result(key: dict[str, Any], found: dict[str, Any], folder: str) -> None:
-    """A line of the table in docs/measured/federation.md, where THINWIRE_RESULTS names a folder for it."""
+def result(
+    key: dict[str, Any], found: dict[str, Any], folder: str, tests: str = "spared", file: str = "slow_link"
+) -> None:
+    """A line of the page docs/measured/federation.md, where THINWIRE_RESULTS names a folder for it."""
     sys.path.append(str(ROOT / "experiments"))
     import record
 
     made = code_version()
     about = {"processor": record.processor(), "cores": os.cpu_count(), "versions": record.versions("flwr")}
     about |= {"version": made, "dirty": made.endswith("-dirty")}
-    about |= {"command": "pytest -m soak tests/deploy/test_flower_links.py -k spared"}
-    record.replace(Path(folder) / "slow_link.jsonl", key | found | about, key)
+    about |= {"command": f"pytest -m soak tests/deploy/test_flower_links.py -k {tests}"}
+    record.replace(Path(folder) / f"{file}.jsonl", key | found | about, key)
 
 
 @pytest.mark.deployment
@@ -252,6 +254,11 @@ def test_a_transfer_that_is_cut_goes_on_where_it_was(
     resent, cuts = sum(record["resent_bytes"] for record in records), 3 * rounds
     happened = (tmp_path / "killed").read_text()
     print(f"{happened}{resent} of {rounds * 3 * 2 * size} bytes were sent again")
+    if folder := os.environ.get("THINWIRE_RESULTS"):
+        sums = {name: sum(record[name] for record in records) for name in ("up_bytes", "down_bytes", "resent_bytes")}
+        sums |= {"seconds": [record["seconds"] for record in records], "cuts": happened.count("is cut off")}
+        key = {"run": "cut", "model_bytes": size, "rounds": rounds, "mbit": mbit, "cut": seconds}
+        result(key, sums, folder, "goes_on_where_it_was", "soak")
     assert happened.count("is cut off") == cuts
     assert happened.count("the server") == happened.count("the superlink") == 1
     assert resent <= (cuts + 2 * 3) * WINDOW * CHUNK  # what was on its way at a cut, or at a kill

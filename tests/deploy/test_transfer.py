@@ -250,6 +250,14 @@ def test_what_was_sent_before_a_node_was_away_is_lost_when_it_does_not_come(monk
     assert found.take("m", b"an answer that comes all the same") == b"an answer that comes all the same"
 
 
+def test_to_a_node_that_is_away_nothing_is_sent() -> None:
+    found = Transfer(b"c" * 300, 3000, Chunks(None))
+    found.seen(False)
+    assert found.due(0.0) == []
+    found.seen(True)
+    assert [about for about, _ in found.due(0.0)] == [("offer", "")]
+
+
 def test_a_client_that_raises_is_not_asked_again(tmp_path: Path, caplog: Any) -> None:
     grid = Counted(post(EXPRESSION, tmp_path))
     grid.spoil = lambda node, message, reply: (

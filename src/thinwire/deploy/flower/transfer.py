@@ -215,13 +215,14 @@ class Transfer:
     def __init__(self, call: bytes, most: int, chunks: Chunks, bill: Bill = lambda way, framing, retries: None) -> None:
         self.call, self.most, self.kept, self.bill = cut(call), most, chunks, bill
         self.size, self.places = len(call), {name: index for index, name in enumerate(self.call)}
-        self.offered, self.come = False, 0  # bytes of the answer's chunks
+        self.offered, self.asked = False, False  # whether the client was told of the call, and has said what is missing
+        self.come = 0  # bytes of the answer's chunks
         self.tried = set[tuple[str, str]]()  # what messages that were sent were about
         self.sending = dict[str, bool]()  # chunks of the call that the client misses -> whether one is on its way
         self.whole: Frame | None = None  # the answer, as the client describes it
         self.wanted = dict[str, bool]()  # chunks of the answer that are missing here -> whether one is on its way
         self.rates = {"down": 0.0, "up": 0.0}  # Mbit/s, as the newest chunk has shown; 0 after a loss
-        self.began = dict[str, float]()  # message -> when it was sent
+        self.began, self.newest = dict[str, float](), 0.0  # message -> when it was sent; when a chunk last came
         self.away = dict[str, tuple[str, str]]()  # message -> what it is about
         self.stale = dict[str, tuple[str, str]]()  # the same of messages that were taken for lost
         self.absent, self.back, self.doubted = False, 0.0, set[str]()  # the node, and what was sent before it was away
@@ -232,13 +233,13 @@ class Transfer:
     def progress(self) -> tuple[str, int, int]:
         """The direction that is under way, how many of its chunks have come, and of how many."""
         if self.whole is None:
-            return "down", len(self.call) - len(self.sending), len(self.call)
+            return "down", (len(self.call) if self.asked else 0) - len(self.sending), len(self.call)
         return "up", len(self.whole.chunks) - len(self.wanted), len(self.whole.chunks)
 
     def due(self, rate: float) -> list[tuple[tuple[str, str], bytes]]:
         """The messages to send now, and what each is about: ``(kind, digest)``."""
-        if time.monotonic() < self.paused:
-            return []
+        if time.monotonic() < self.paused or self.absent:
+            return []  # to a node that is away it would be sent for nothing
         free, rate = WINDOW - len(self.away), round(max(rate, self.rates["up"]), 3)
         if self.whole is not None:
             names = [name for name, away in self.wanted.items() if not away][: max(free, 0)]
@@ -295,7 +296,7 @@ class Transfer:
         self.bill("up", len(data) - len(frame.body), 0)
         if frame.kind == "missing" and kind == "offer":
             check(set(frame.chunks) <= self.call.keys() and frame.chunks, "chunks of the call")
-            self.offered, self.sending = False, dict.fromkeys(frame.chunks, False)
+            self.offered, self.asked, self.sending = False, True, dict.fromkeys(frame.chunks, False)
         elif frame.kind == "have" and kind == "chunk":
             self.sending.pop(name, None)
             self.measure("down", message, len(self.call[name]))
@@ -336,8 +337,13 @@ class Transfer:
         return data
 
     def measure(self, way: Literal["up", "down"], message: str, size: int) -> None:
-        """Note what a chunk says of its link: as many bytes at least went in the time from message to reply."""
-        self.rates[way] = 8e-6 * size / max(time.monotonic() - self.began[message], 1e-3)
+        """Note what a chunk says of its link: as many bytes at least went since it, or the one before, was replied to.
+
+        What is on its way at the same time waits for it.
+        """
+        now = time.monotonic()
+        self.rates[way] = 8e-6 * size / max(now - max(self.began[message], self.newest), 1e-3)
+        self.newest = now
 
     def due_again(self, kind: str, name: str) -> None:
         if kind == "offer":
