@@ -267,6 +267,42 @@ def test_a_transfer_that_is_cut_goes_on_where_it_was(
 
 @pytest.mark.deployment
 @pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("width", [pytest.param(190_000, id="a tenth"), pytest.param(1_900_000, id="whole")])
+def test_under_a_budget_of_a_hundredth_it_is_the_same_in_minutes(width: int, tmp_path: Path) -> None:
+    rounds, size, wide = 3, 40 * width, partial(model, width, False)  # bytes, without norm layers
+    given: dict[str, Any] = {"seed": test_flower.SEED, "workers": 1, "plan": "each", "start": "known"}
+    # Auto's share is one of the bytes of both directions: of a hundredth of the model both ways it is a half.
+    asked = tw.simulate(method("Auto(0.005)"), wide, tasks(), 1, **given)
+    expression = asked.chosen[0]["expression"]
+    config = {"method": expression, "rounds": rounds, "deadline": 1800.0, "width": width, "norm": False}
+    plan = {
+        "app": str(APP),
+        "runs": {"auto": config | {"start": "known"}},
+        "midway": 20.0,  # a node that is away for a minute is thought gone, and what goes as one message is lost
+        "kills": [("server", 2), ("superlink", 3)],
+    }
+    behind(tmp_path, plan, "--rate", "4", "--down", "12", "--delay", "20", seconds=2400)
+    out = tmp_path / "runs" / "auto"
+    came = taken(out, rounds)
+    assert came == dict.fromkeys((1, 2, 3), [0, 1, 2])
+    expected = tw.simulate(method(expression), wide, tasks(), rounds, test=tasks()[0], **given)
+    assert_same(out, expected)
+    ledger = tw.Ledger.parse((out / "ledger.jsonl").read_text())
+    records = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
+    both = max(ledger.slowest(t) for t in (1, 2, 3))
+    happened = (tmp_path / "killed").read_text()
+    print(f"{happened}{expression}: {both} bytes both ways, {[record['seconds'] for record in records]} s")
+    assert both <= 0.77e6 * size / 76e6
+    assert happened.count("the server") == happened.count("the superlink") == 1
+    if folder := os.environ.get("THINWIRE_RESULTS"):
+        seen = {"method": expression, "most_both_ways": both, "seconds": [record["seconds"] for record in records]}
+        key = {"run": "auto", "model_bytes": size, "rounds": rounds, "mbit": 4, "cut": 20.0}
+        result(key, seen | {"cuts": happened.count("is cut off")}, folder, "in_minutes", "soak")
+
+
+@pytest.mark.deployment
+@pytest.mark.soak
 @pytest.mark.timeout(4 * 3600)
 def test_whatever_is_killed_and_cut_the_model_is_that_of_the_replies_that_came(tmp_path: Path) -> None:
     rounds, expression = ROUNDS, SOAKED
