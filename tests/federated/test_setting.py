@@ -55,6 +55,7 @@ OPTIONS: list[tuple[str, Any, str, str, str]] = [
         "--attack 1: it is written like SignFlip(0.2, scale=10)",
     ),
     ("buffer", tw.Buffered(2), "Buffered(2)", "2", "--buffer 2: it is written like Buffered(5)"),
+    ("sampler", tw.PowerOfChoice(4), "PowerOfChoice(4)", "4", "--sampler 4: it is written like PowerOfChoice(20)"),
 ]
 
 
@@ -70,8 +71,8 @@ def ran(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
     return int(stop.value.code or 0)
 
 
-# What is refused beside `privacy`, whose bound is its own and whose noise is that of a mean.
-APART = [("clip", "aggregate", "expel"), ("privacy",)]
+# What is refused beside `privacy`, whose bound is its own and whose noise is that of a mean, and beside `sampler`.
+APART = [("clip", "aggregate", "expel", "sampler"), ("privacy", "sampler"), ("privacy", "buffer")]
 
 
 @pytest.mark.parametrize("out", APART, ids=str)

@@ -39,6 +39,7 @@ from ..federated.envelope import Answer, Call, key_of, mark, read_call
 from ..federated.letters import private
 from ..federated.messages import Form, forms
 from ..federated.own_tests import Model, evaluate_models, pack_metrics
+from ..federated.question import GO, LOSS, QUESTION, local_loss, loss_answer, read_go
 from ..federated.stream import Logged, Parcel, View, catch_up, first_broadcast
 from ..key import Key
 from ..params import Params
@@ -52,6 +53,7 @@ from ..train.threads import one_thread
 from ..wire import restore
 
 VERSION = 3  # of the files
+ASKED = ".asked"  # the call by which the client was asked for its loss
 RUNS = 16  # whose states a client keeps: who comes back to an older one is opened anew
 DRAFTS = 4  # that a client keeps of one round, where calls come again and training gives another state each time
 
@@ -154,18 +156,34 @@ class Node:
             task, test = as_task(task, floats=kind), None if test is None else as_task(test, "test", kind)
         self.algorithm, self.model, self.task, self.folder = algorithm, model, task, Path(folder)
         self.device, self.test, self.evaluate_every = device, test, evaluate_every
+        self.mbit = 0.0  # of the newest call
         self.lost = False  # whether the answer before the newest was, as far as the newest call tells
         require(len(self.task) > 0, "this client's task has no examples")
         require(test is None or len(test) > 0, "this client's test has no examples")
 
     def answer(self, data: bytes) -> bytes:
         """The reply to a call. Raises ``WireError`` for bytes that are none, :class:`RunError` for another run's."""
-        began, call = time.perf_counter(), read_call(data)
+        began, question = time.perf_counter(), data.startswith(QUESTION)
         other = "another process that answers for this client: a client is one process, and has a folder of its own"
         with one_thread(), lock_folder(self.folder, other), put_back():
-            return self._answer(call, mark(data), began).write()
+            if data.startswith(GO):
+                data = self.asked(read_go(data))
+            data = data.removeprefix(QUESTION)
+            call = read_call(data)
+            if question:
+                write_atomic(self.folder / ASKED, lambda file: file.write(data))
+            self.mbit = call.mbit
+            return (LOSS if question else b"") + self._answer(call, mark(data), began, question).write()
 
-    def _answer(self, call: Call, number: int, began: float) -> Answer:
+    def asked(self, number: int) -> bytes:
+        """The call of this mark, by which the client was asked for its loss. Raises :class:`RunError`."""
+        path = self.folder / ASKED
+        data = path.read_bytes() if path.exists() else b""
+        if not data or mark(data) != number:
+            raise RunError("the server says to go on with a call that is not here: its folder has been replaced")
+        return data
+
+    def _answer(self, call: Call, number: int, began: float, question: bool = False) -> Answer:
         algorithm = self.algorithm
         model = self.model if isinstance(self.model, nn.Module) else make_module(self.model, call.seed)
         slot = Slot(algorithm.assemble(model, call.clients), self.device)
@@ -197,6 +215,9 @@ class Node:
         key = key_of(call.seed, call.client, call.round, call.mbit)
         job = Job(key, held.own, own, call.base == 0)
         mine, state = client_inputs(algorithm, alone, view, job, start if known else None)
+        if question:
+            loss = local_loss(algorithm, slot, self.task, mine, start.client, statistics)
+            return loss_answer(call, number, len(self.task), loss, time.perf_counter() - began)
         metrics = self.evaluate(slot, start, statistics, mine, held.own, call)
         reply = self.round(slot, up, mine, state, key)
         name = kept.save(ClientMemory(VERSION, call.round, view, reply.next), call.base)

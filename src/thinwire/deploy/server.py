@@ -29,7 +29,6 @@ from ..federated.network import measure_rate
 from ..federated.own_tests import unpack_metrics
 from ..federated.pool import Pool, Work
 from ..federated.result import Record
-from ..federated.rounds import Rounds
 from ..federated.storage import ClientStates, Disk, Ends, Pending, Unreadable
 from ..key import Key
 from ..run.folder import Folder
@@ -37,21 +36,13 @@ from ..run.identity import data_digest
 from ..task import as_task
 from ..train.slot import Slot, make_module
 from ..wire import Packet, State, restore
+from .asking import Asking, Sent
 from .limits import find_usable, honest_sizes, warn_of_clipped, warn_of_weight
 from .setting import Setting
 
 STATE_FIELDS = ("incarnation", "names", "sent", "rates", "secret", "marks", "owners")  # in a checkpoint, as they are
 
 log = logging.getLogger("thinwire")
-
-
-class Sent(NamedTuple):
-    """The newest call to a client, until it is answered."""
-
-    round: int
-    base: int
-    mbit: float
-    call: int  # its mark
 
 
 class Taken(NamedTuple):
@@ -62,7 +53,7 @@ class Taken(NamedTuple):
     norms: Norms
 
 
-class Deployment(Rounds):
+class Deployment(Asking):
     """A run between two rounds, whose clients are elsewhere.
 
     ``clients`` is how many there are. ``setting`` is a :class:`~thinwire.deploy.setting.Setting`. Other keywords
@@ -108,12 +99,11 @@ class Deployment(Rounds):
         self.incarnation = secrets.randbits(61) | 1 << 61
         self.names: list[str] = []  # of the clients, where they have some
         self.owners: dict[str, str | None] = {}  # whose key may say a name; None: anybody's
-        self.sent: dict[int, Sent] = {}
         self.marks: dict[int, int] = {}  # of what each client holds after its newest answer that was taken
         self.rates: dict[int, float] = {}  # Mbit/s, upwards, as measured
         self.taken: dict[int, Taken] = {}
         self.key: Key | None = None  # of the round that is under way
-        self.refused = self.dropped = 0
+        self.dropped = 0
 
     def ends(self) -> Ends:
         """The server's end of a client's wire before its first reply."""
@@ -148,7 +138,7 @@ class Deployment(Rounds):
         self.key = self.publish()
         self.taken, self.refused, self.dropped = {}, 0, 0
         cohort = self.draw_cohort(self.key, available)
-        self.called = len(cohort)
+        self.called, self.asking = len(cohort), self.asks
         return {client: self.call(client) for client in cohort}
 
     def call(self, client: int) -> bytes:
@@ -162,7 +152,7 @@ class Deployment(Rounds):
         data = call.write()
         self.sent[client] = Sent(call.round, call.base, call.mbit, mark(data))
         self.enter_call(client, parcel, len(data) - parcel.size)
-        return data
+        return self.question_of(client, data) if self.asking else data
 
     def reopen(self, client: int) -> bytes:
         """Forget what was kept of a client, which is out of step, and call it with one full message."""
@@ -235,6 +225,7 @@ class Deployment(Rounds):
             log.warning(text, key.round, client, error, extra={"client": client})
             raise WireError(f"round {key.round}, client {client}: {error}") from error
         self.enter_answer(client, answer.blob, len(data) - answer.payload, floats)
+        self.heard[client] = answer.examples
         self.taken[client] = Taken(answer, body, self.up.norms(self.up.values(reply), self.clip == "auto"))
         del self.sent[client]
         if seconds is not None:

@@ -11,6 +11,7 @@ from ..config import complete
 from ..errors import require
 from ..federated.clip import Clip
 from ..federated.privacy import Privacy
+from ..federated.sampler import Sampler
 from ..federated.setting import ClientsSetting, Seed
 from ..ranges import Count
 from ..robust import Aggregator
@@ -42,6 +43,8 @@ class Setting(ClientsSetting):
       another, with how many. None: the weighted mean.
     - ``expel``: a client whose answers were far off or refused in so many of its rounds one after another is not called
       any more; never as many as half of the clients. The record has them as ``expelled``. None: nobody is left out.
+    - ``sampler``: who is called (:class:`~thinwire.Sampler`), such as ``PowerOfChoice(20)``. None:
+      ``sample`` of the clients that are there, drawn uniformly.
     - ``device``: where the model is evaluated, as torch names it.
     - ``start``: "known" sends the starting model to nobody. Clients have it from the seed, and refuse calls of a run
       whose digest says that theirs is another.
@@ -60,6 +63,7 @@ class Setting(ClientsSetting):
     start: Literal["sent", "known"] = "sent"
     aggregate: Aggregator | None = None
     expel: Count | None = None
+    sampler: Sampler | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -74,7 +78,8 @@ class Setting(ClientsSetting):
 
     def optional_facts(self) -> dict[str, Any]:
         """The fields that runs of before them have not, where they are given, as they are recorded."""
-        values = {"aggregate": self.aggregate and complete(self.aggregate), "expel": self.expel}
+        values: dict[str, Any] = {"aggregate": self.aggregate and complete(self.aggregate), "expel": self.expel}
+        values |= {"sampler": self.sampler and complete(self.sampler)}
         return {name: value for name, value in values.items() if value is not None}
 
     def most_of_each(self, clients: int) -> list[int]:

@@ -7,6 +7,7 @@ from .ledger import Ledger
 from .network import Network
 from .privacy import Privacy
 from .result import Result
+from .sampler import Draw, PowerOfChoice, Sampler
 from .setting import Setting
 from .simulate import simulate
 from .simulation import Simulation
@@ -16,10 +17,13 @@ __all__ = [
     "ClientReply",
     "ClientState",
     "ClientView",
+    "Draw",
     "Ledger",
     "Network",
+    "PowerOfChoice",
     "Privacy",
     "Result",
+    "Sampler",
     "ServerState",
     "Setting",
     "Simulation",

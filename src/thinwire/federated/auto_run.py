@@ -114,6 +114,11 @@ class Chosen(Simulation):
             f"buffer={setting.buffer!r}: {auto!r} chooses for rounds that wait for their cohorts; give the method that "
             f"it would choose",
         )
+        require(
+            setting.sampler is None,
+            f"sampler={setting.sampler!r}: {auto!r} reckons with cohorts that are drawn uniformly; give the method "
+            f"that it would choose",
+        )
         if not isinstance(model, nn.Module) and callable(model):  # made once, however often the run is built
             model = partial(copy_module, make_module(model, setting.seed), beside=True)
         self.auto, self.model, self.given, self.asked, self.options = auto, model, tasks, setting, options

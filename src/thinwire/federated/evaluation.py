@@ -52,6 +52,15 @@ class Evaluation(Run[Result]):
     def facts(self) -> dict[str, Any]:
         """What, besides the algorithm, makes this run what it is."""
 
+    @property
+    @abstractmethod
+    def data(self) -> dict[str, str | None]:
+        """Digests of the data that are here."""
+
+    @abstractmethod
+    def sizes(self) -> Sequence[int]:
+        """The examples of every client, as far as they are known."""
+
     def evaluate(self) -> Record:
         """What tests say, for the record of a round."""
         values: Record = {}

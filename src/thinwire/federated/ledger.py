@@ -47,14 +47,17 @@ class Ledger:
         """Enter what crossed."""
         self.rounds.setdefault(entry.round, []).append(entry)
 
-    def enter_framing(self, round: int, client: int, direction: Direction, size: int) -> None:
-        """Enter bytes beside a client's message of a round; where it sent none they are of a message of their own."""
+    def enter_framing(self, round: int, client: int, direction: Direction, size: int, retries: int = 0) -> None:
+        """Enter bytes beside a client's message of a round, and bytes that were sent before.
+
+        Where it sent no message they are of one of their own.
+        """
         entries = self.rounds.setdefault(round, [])
         for number, entry in enumerate(entries):
             if (entry.client, entry.direction) == (client, direction):
-                entries[number] = entry._replace(framing=entry.framing + size)
+                entries[number] = entry._replace(framing=entry.framing + size, retries=entry.retries + retries)
                 return
-        entries.append(Entry(round, client, direction, 0, size, used=False))
+        entries.append(Entry(round, client, direction, 0, size, retries, used=False))
 
     def __iter__(self) -> Iterator[Entry]:
         for entries in self.rounds.values():

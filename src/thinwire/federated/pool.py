@@ -40,6 +40,7 @@ from ..train.threads import single
 from ..wire import dumps, loads, pieces, restore
 from .client import PLAIN, ClientState, Job, Manner, Reply, Round, Turn, client_inputs, many_rounds, one_round
 from .messages import Form
+from .question import local_loss
 from .stream import View
 
 T = TypeVar("T")
@@ -207,6 +208,18 @@ class Pool:
     def each(self, function: Callable[[T], S], items: Sequence[T]) -> list[S]:
         """A function of each item, by the threads; in order."""
         return list(self._in_order(self.crew.threads, [(function, item) for item in items]))
+
+    def losses(self, jobs: Sequence[Job], view: View, statistics: Params | None) -> list[float]:
+        """The mean loss of the model that all share on each client's examples, in the order of ``jobs``."""
+        if self.random:  # one after the other: dice are seeded
+            return [self._loss(view, job, statistics) for job in jobs]
+        return list(self._in_order(self.crew.threads, [(self._loss, view, job, statistics) for job in jobs]))
+
+    def _loss(self, view: View, job: Job, statistics: Params | None) -> float:
+        work = self.work
+        with _borrow(self.crew.slots) as slot:
+            turn = work.turn(view, job)
+            return local_loss(work.algorithm, slot, turn.task, turn.view, work.own.state, statistics)
 
     def evaluate(self, x: Params, buffers: Params | None, task: Task) -> dict[str, float]:
         """The mean of every metric over a task."""

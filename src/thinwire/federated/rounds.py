@@ -37,8 +37,10 @@ from .letters import Letter, private, write_letter
 from .mean import Mean
 from .messages import Form, Message, forms
 from .pool import Plan
+from .question import Questions
 from .result import Record, Result
 from .ruled import Centres, Suspects, check_rule, rule_of
+from .sampler import check_sampler, draw_clients
 from .secure.run import Secured
 from .setting import ClientsSetting
 from .storage import ClientStates, Ends, Pending
@@ -56,7 +58,7 @@ class Rounds(Evaluation):
 
     unit = "round"
     extends = True
-    optional = ("cohort", "train", "clip", "aggregate", "expel", "buffer", "attack")
+    optional = ("cohort", "train", "clip", "aggregate", "expel", "buffer", "attack", "sampler")
     incarnation: int  # which of the runs of one digest, for the clients
 
     def __init__(
@@ -84,6 +86,8 @@ class Rounds(Evaluation):
         if self.rule is not None:
             check_rule(self.rule, algorithm, self.up, setting.replies(num_clients))
         self.secured = Secured.of(algorithm, self.up, setting, num_clients, self.clients_here)
+        self.sampler, self.questions = setting.sampler, Questions()
+        check_sampler(self.sampler, algorithm, self.start, setting, num_clients, self.secured is not None)
         if privacy is not None:
             privacy.check(repr(algorithm), algorithm.weights, self.up.fields)
             self.clip = privacy.clip if privacy.clip < math.inf else None
@@ -154,18 +158,18 @@ class Rounds(Evaluation):
         key = Key(self.seed, self.round + 1)
         message = self.algorithm.broadcast(self.server, self.stream.view.state)
         self.stream.publish(message, self.buffers, key)
-        self.norms = []
+        self.norms, self.questions = [], Questions()
         self.gather()
         return key
 
     def draw_cohort(self, key: Key, available: Iterable[int] | None = None, count: int | None = None) -> list[int]:
-        """``count`` (None: ``sample``) of the clients that are there (None: all) and not expelled, in their order."""
+        """``count`` (None: ``sample``) of the clients that are there (None: all) and not expelled, or who is asked."""
         order = torch.randperm(self.num_clients, generator=key.generator("sample"), device="cpu")
         if self.suspects.expelled:
             order = order[~torch.isin(order, torch.tensor(self.suspects.expelled, device="cpu"))]
         if available is not None:
             order = order[torch.isin(order, torch.tensor(sorted(available), dtype=torch.int64, device="cpu"))]
-        return sorted(order[: self.sample if count is None else count].tolist())
+        return draw_clients(self.sampler, order.tolist(), self.sample if count is None else count, self.sizes(), key)
 
     @abstractmethod
     def rate(self, client: int) -> float:
@@ -276,9 +280,10 @@ class Rounds(Evaluation):
     def finish(self, seconds: float, replies: int, lost: int, evaluate: bool) -> Record:
         """End the round that was published; returns its record. ``seconds`` are those of a simulated clock."""
         self.round, self.clock = self.round + 1, self.clock + seconds
+        self.questions.enter(self.ledger, self.round)
         record = self._record(self.losses / self.examples if self.examples else None, replies, lost)
         self.by_client = None
-        record |= self._lengths() | self.suspects.judge(self.mean.ruled, self.replied)
+        record |= self.questions.record() | self._lengths() | self.suspects.judge(self.mean.ruled, self.replied)
         record |= self.evaluate() if evaluate else {}
         record["seconds"] = time.perf_counter() - self.began
         self.records.append(record)
@@ -316,11 +321,6 @@ class Rounds(Evaluation):
         """What a checkpoint must agree on to be continued."""
         about = {**self.facts(), "device": self.slot.device.type}
         return {"method": complete(self.algorithm), **about, "model": self.model_digest, **self.data}
-
-    @property
-    @abstractmethod
-    def data(self) -> dict[str, str | None]:
-        """Digests of the data that are here."""
 
     def identity(self) -> str:
         """The fingerprint in short, for the checkpoint."""

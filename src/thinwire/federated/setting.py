@@ -16,6 +16,7 @@ from .clip import Clip
 from .network import Network
 from .privacy import Privacy
 from .ruled import rule_of
+from .sampler import Sampler
 
 Chance = Annotated[float, Range(lambda x: 0 <= x < 1, "is a probability below 1")]
 Seed = Annotated[int, Range(lambda x: 0 <= x < 1 << 63, "must not be negative, and fit 63 bits")]
@@ -37,6 +38,7 @@ class ClientsSetting(BaseSetting):
     start: Literal["sent", "known"]
     aggregate: Aggregator | None
     expel: int | None
+    sampler: Sampler | None
 
     def __post_init__(self) -> None:
         clip = self.clip
@@ -89,6 +91,8 @@ class Setting(ClientsSetting):
       makes when so many replies are there (:class:`~thinwire.Buffered`). Replies on their way are held, and are in the
       checkpoint. A round's record has ``staleness``, for how many steps each of its replies was on its way, and
       ``in_flight``, how many still are. None: a round waits for its whole cohort.
+    - ``sampler``: who takes part (:class:`~thinwire.Sampler`), such as ``PowerOfChoice(20)``. Of one that asks
+      clients for their losses a round's record has ``asked``, how many. None: ``sample`` clients, drawn uniformly.
     - ``device``: where models train, as torch names it. Another type of device moves the last bits.
     - ``plan``: whether small clients are trained as one ("together") or one by one ("each"). The two differ in
       the last bits. None chooses by a rule from model and sizes, the same every time: together are clients of one
@@ -160,6 +164,7 @@ class Setting(ClientsSetting):
     expel: Count | None = _field(None, "Leave out clients whose replies were far off in so many rounds on end.")
     attack: Attack | None = _field(None, "What hostile clients do, e.g. SignFlip(0.2, scale=10) (default: none are).")
     buffer: Buffered | None = _field(None, "Asynchronous: step when so many replies are there, e.g. Buffered(5).")
+    sampler: Sampler | None = _field(None, "Who takes part, e.g. PowerOfChoice(20) (default: drawn uniformly).")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -188,7 +193,14 @@ class Setting(ClientsSetting):
     def fixed_fields(self) -> dict[str, Any]:
         """The fields that a resumed run must agree on, as they are recorded: configurations as expressions."""
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in self.may_change}
-        for name in ("clip", "aggregate", "expel", "buffer", "attack"):  # as runs of before these options have it
+        for name in (
+            "clip",
+            "aggregate",
+            "expel",
+            "buffer",
+            "attack",
+            "sampler",
+        ):  # as runs of before these options have it
             if values[name] is None:
                 del values[name]
         return {name: complete(value) if isinstance(value, Config) else value for name, value in values.items()}

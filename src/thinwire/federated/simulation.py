@@ -29,6 +29,7 @@ from ..train.fitting import fitting
 from ..train.slot import Slot, floats, make_module
 from ..train.threads import one_thread
 from ..wire import Packet, State
+from .asking import ask_clients
 from .buffered import Arrival, Flights, check_late
 from .changes import MODELS, Changes, keep
 from .client import Job, Manner, Reply, Training, adapt_model
@@ -97,7 +98,7 @@ class Simulation(Rounds):
         if setting.network is not None:
             setting.network.check(len(tasks))
         setting.cohort(len(tasks))  # raises where there are fewer
-        for name in ("sample", "expel", "buffer"):
+        for name in ("sample", "expel", "buffer", "sampler"):
             given = getattr(setting, name)
             require(cohort is None or given is None, f"{name}={given}: the cohort is given")
         self.cohort = None if cohort is None else [self._check_cohort(clients) for clients in cohort]
@@ -169,9 +170,12 @@ class Simulation(Rounds):
         delivered = {client: self._deliver(client, parcel) for client, parcel in zip(cohort, parcels, strict=True)}
         calls = {client: call for client, (call, _) in delivered.items()}
         active = [client for client in cohort if client not in silent]
+        asking = 0.0  # seconds
+        if given is None and self.sampler is not None and self.sampler.asks:
+            active, asking = ask_clients(self, {client: delivered[client] for client in active})
         secret = None if self.secured is None else Gathering(self.secured, cohort, key)
         ends = {client: self.states.get(client) for client in active}
-        jobs = [self._job(*delivered[client], ends[client]) for client in active]
+        jobs = [self.job(*delivered[client], ends[client]) for client in active]
         if self.plan is None:
             self.plan = self.pool.choose(jobs, self.stream.view, self.measured)
         self.pool.plan = self.plan
@@ -217,7 +221,7 @@ class Simulation(Rounds):
         if network is not None and lost and network.deadline is not None:
             slowest = network.deadline  # the round waited for those that did not come
         self.pool.settle()
-        record = self.finish(slowest, len(active), lost, evaluate)
+        record = self.finish(asking + slowest, len(active), lost, evaluate)
         record |= rest
         if self.manner.looks:
             record["looks"] = looks
@@ -247,6 +251,10 @@ class Simulation(Rounds):
 
         return iter(honest_first(jobs, hostile.clients, lambda some: self.pool.rounds(some, self.stream.view), about))
 
+    def sizes(self) -> list[int]:
+        """The examples of every client."""
+        return [len(task) for task in self.tasks]
+
     def _free(self, key: Key) -> list[int]:
         """The round's cohort; with a buffer as many as end their training, of those that are not at it."""
         there = self.flights.arrivals
@@ -265,7 +273,7 @@ class Simulation(Rounds):
             reply = reply if secret is None else reply._replace(blob=secret.hide(client, reply.blob))
             answer, seconds = Answer.to(calls[client], NUMBER, reply, NUMBER, reply.seconds), 0.0
             if network is not None:
-                up, down = self.scales.size(answer), self.scales.size(calls[client])
+                up, down = self.scales.size(answer), self.questions.size_of(client, self.scales.size(calls[client]))
                 seconds = network.seconds(client, up, down, answer.steps, self.seed)
             after = Ends(version, ends[client].rx, reply.next, *self.pending.pop(client, Pending()))
             yield Arrival(answer, after, reply.floats, seconds, reply.looks, reply.noted, reply.norms)
@@ -280,7 +288,7 @@ class Simulation(Rounds):
             self.layers.enter_reply(body, answer.payload)
         self.states.commit(answer.client, ends._replace(rx=rx))  # both ends move on, only now
 
-    def _job(self, call: Call, parcel: Parcel, ends: Ends) -> Job:
+    def job(self, call: Call, parcel: Parcel, ends: Ends) -> Job:
         """A call as the pool takes it."""
         alone = b"" if self.private is None else call.pieces[-1].blob
         job = Job(self.at(call.client, call), ends.own, alone, call.base == 0)

@@ -15,6 +15,7 @@ from ..expression import settings, shape, vocabulary
 from ..federated.buffered import Buffered
 from ..federated.network import Network
 from ..federated.privacy import Privacy
+from ..federated.sampler import Sampler
 from ..federated.setting import Setting
 from ..links import Link
 from ..links.subspace import Basis
@@ -53,6 +54,7 @@ KINDS: dict[type, str] = {
     Network: "network",
     Privacy: "privacy",
     Buffered: "buffer",
+    Sampler: "sampler",
     Setting: "setting",
     Basis: "random subspace",
     Config: "local training",

@@ -329,6 +329,7 @@ class Federated(Study):
             ("Aggregation", short_expression(about.get("aggregate"))),
             ("Left out", None if about.get("expel") is None else f"clients far off in {about['expel']} rounds on end"),
             ("Buffer", short_expression(about.get("buffer"))),
+            ("Sampling", short_expression(about.get("sampler"))),
             ("Attack", short_expression(about.get("attack"))),
             (
                 "Own tests",

@@ -152,14 +152,20 @@ def kill(here: Federation, plan: dict[str, Any], what: str, round: int) -> int:
 
 
 def begun(out: Path, round: int, way: str, clients: Sequence[int]) -> bool:
-    """Whether a message this way, of one of these clients, has come in part in this round, or the round is over."""
+    """Whether a message this way, of one of these clients, has come in part in this round, or the round is over.
+
+    Of a message that goes as one: whether one of them is called and has not answered.
+    """
     try:
         status = json.loads((out / "watch.json").read_text())
     except FileNotFoundError:
         return False
     if status["round"] != round:
         return bool(status["round"] > round)
-    chunks = [status["clients"][client]["chunks"] for client in clients if client < len(status["clients"])]
+    there = [status["clients"][client] for client in clients if client < len(status["clients"])]
+    if not (out / "chunks").exists() and not any(one["chunks"] for one in status["clients"]):
+        return any(one["state"] == "called" for one in there)
+    chunks = [one["chunks"] for one in there]
     return any(one is not None and one[0] == way and 0 < one[1] < one[2] for one in chunks)
 
 

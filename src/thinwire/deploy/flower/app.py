@@ -81,11 +81,8 @@ def answer_of(node: Node, call: bytes) -> tuple[bytes, float]:
 
     The link may have become slower than it was when it was measured: after a loss it is as good as unknown.
     """
-    from ...federated.envelope import read_call
-
-    mbit = read_call(call).mbit
     answer = node.answer(call)
-    return answer, 0.0 if node.lost else mbit
+    return answer, 0.0 if node.lost else node.mbit
 
 
 def name_of(context: Context) -> str:

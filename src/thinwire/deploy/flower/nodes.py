@@ -7,7 +7,8 @@ import hashlib
 import logging
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Protocol, runtime_checkable
 
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -16,6 +17,8 @@ from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
 from ...errors import OutOfSync, WireError, check
+from ...federated.ledger import Direction
+from ...federated.question import LOSS
 from ...federated.result import Record
 from ..server import Deployment
 from ..watch import Board
@@ -55,7 +58,7 @@ class Nodes:
         self.since: dict[int, float] = {}  # node -> when it was asked
         self.waiting: dict[str, tuple[int, float, Transfer | None]] = {}  # message -> client, when it was called
         self.transfers: dict[int, Transfer] = {}  # client -> its newest call, where that or its answer may be large
-        self.again: list[int] = []  # bytes of each chunk that was sent again in this round
+        self.bills = dict[tuple[int, Direction], tuple[int, int]]()  # of this round's transfers: framing, retries
         self.answers, self.introductions = Mail(grid), Mail(grid)
         self.lossy: set[int] = set()  # clients that have not answered once: the way there is not what a rate says
         self.ahead: set[int] = set()  # nodes whose clock says nothing
@@ -68,27 +71,59 @@ class Nodes:
 
     def step(self, evaluate: bool) -> Record:
         """One round, from the calls to its record."""
-        self.again.clear()
         self.round()
         self.show(force=True)
+        if self.run.round + 1 == self.board.rounds:
+            for client in list(self.transfers):
+                self.abandon(client)
+        for (client, way), (framing, retries) in self.bills.items():
+            self.run.ledger.enter_framing(self.run.round + 1, client, way, framing, retries)
+        resent = sum(retries for _, retries in self.bills.values())
+        self.bills.clear()
         record = self.run.end(evaluate)
         if self.large(b""):
-            record["resent_bytes"] = sum(self.again)
+            record["resent_bytes"] = resent
         return record
+
+    def bill(self, client: int, way: Direction, framing: int, retries: int = 0) -> None:
+        """Note what has crossed beside a client's call and its answer."""
+        before = self.bills.get((client, way), (0, 0))
+        self.bills[client, way] = before[0] + framing, before[1] + retries
+
+    def abandon(self, client: int) -> None:
+        """Let go of a client's transfer, if there is one: what has come of its answer is of no use, and is billed."""
+        transfer = self.transfers.pop(client, None)
+        if transfer is not None and transfer.come:
+            self.bill(client, "up", transfer.come)
 
     def round(self) -> None:
         """Call a cohort and hand in what it answers, until enough is there, nobody is left, or time is up."""
         self.lossy |= set(self.run.sent)
         calls = self.run.begin(self.muster())
+        if self.run.asking:
+            self.board.begin(calls)
+            self.call_all(calls)
+            self.wait(lambda: calls.keys() <= self.run.questions.losses.keys())
+            for client in calls.keys() & self.transfers.keys():
+                self.abandon(client)
+            calls = self.run.choose_called()
         self.board.begin(calls)
+        self.call_all(calls)
+        self.wait(lambda: self.run.full)
+
+    def call_all(self, calls: dict[int, bytes]) -> None:
+        """Send each of its client what it is called with."""
         now = time.monotonic()
         self.gaps = {client: now - self.answered.pop(client) for client in calls.keys() & self.answered.keys()}
         for client, data in calls.items():
             self.run.owners.setdefault(self.run.names[client], self.keys[self.nodes[client]])
             self.call(client, data)
             self.linger(client)
+
+    def wait(self, done: Callable[[], bool]) -> None:
+        """Hand in what comes until that is so, nobody is left, or time is up."""
         look, end = 0.0, time.monotonic() + self.deadline
-        while not self.run.full and self.out() and time.monotonic() < end:
+        while not done() and self.out() and time.monotonic() < end:
             for client, transfer in list(self.transfers.items()):
                 self.go_on(client)
                 self.board.chunks[client] = transfer.progress
@@ -111,9 +146,9 @@ class Nodes:
 
         It is cut as if the server's uplink, which nobody measures, were as fast as the client's, for all together.
         """
-        self.transfers.pop(client, None)
+        self.abandon(client)
         if self.large(data):
-            self.transfers[client] = Transfer(data, self.run.most, self.chunks_of(client), self.again.append)
+            self.transfers[client] = Transfer(data, self.run.most, self.chunks_of(client), partial(self.bill, client))
             self.go_on(client)
             return
         self.send(client, data)
@@ -121,6 +156,7 @@ class Nodes:
     def send(self, client: int, data: bytes, transfer: Transfer | None = None) -> list[str]:
         """Send a client a blob, whose reply is looked for; the number of the message, if it could be sent."""
         mbit = 0.0 if client in self.lossy else self.run.rate(client) / self.run.called
+        mbit = max(mbit, 0.0 if transfer is None else transfer.rates["down"])
         messages = self.push(self.nodes[client], data, mbit)
         for sent in messages:
             self.waiting[sent] = client, time.monotonic(), transfer
@@ -133,7 +169,7 @@ class Nodes:
         for about, data in transfer.due(self.run.rate(client)):
             messages = self.send(client, data, transfer)
             for sent in messages:
-                transfer.sent(sent, about)
+                transfer.sent(sent, about, len(data))
             if not messages:
                 transfer.due_again(*about)
 
@@ -181,7 +217,7 @@ class Nodes:
                     )
                     transfer.lost(sent)
                     continue
-                self.transfers.pop(client, None)
+                self.abandon(client)
                 self.board.note(client, "failed")
                 log.warning("client %d failed: %s", client, why, extra={"client": client})
                 continue
@@ -194,6 +230,7 @@ class Nodes:
             except WireError as error:
                 log.warning("client %d sent no blob of ours: %s", client, error, extra={"client": client})
                 data = b""  # which is refused, and counted, like any other
+                self.abandon(client)
             if data is None:
                 self.go_on(client)
                 continue
@@ -202,13 +239,20 @@ class Nodes:
             self.board.note(client, "refused")
             with contextlib.suppress(WireError):  # it is in the log and in the record
                 try:
-                    counts = self.run.accept(client, data, time.monotonic() - since, sending)
+                    counts = self.take(client, data, time.monotonic() - since, sending)
                     self.board.note(client, "answered" if counts else "refused")
                 except OutOfSync as error:
                     log.warning("%s: it is sent everything", error, extra={"client": client})
                     self.board.note(client, "called")
                     self.call(client, self.run.reopen(client))
         return bool(messages)
+
+    def take(self, client: int, data: bytes, seconds: float, sending: float | None) -> bool:
+        """Hand in an answer, or what a client says of its loss; whether it counts."""
+        if not data.startswith(LOSS):
+            return self.run.accept(client, data, seconds, sending)
+        self.run.hear_loss(client, data)
+        return True
 
     def on_its_way(self, message: Message) -> float | None:
         """Seconds since a reply was made, at most; None where its sender's clock has been seen to be too far ahead."""

@@ -26,7 +26,7 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from ...errors import WireError, check
 
@@ -39,6 +39,8 @@ PAUSE = 5.0  # seconds until what was lost is sent again
 GRACE = 30.0  # seconds for replies to what was sent before a node was away, once it is back
 FINAL = (1, 2, 7)  # codes of Flower's errors that another try does not mend: the app cannot be loaded, or has raised
 
+Bill = Callable[[Literal["up", "down"], int, int], object]
+"""What is told of bytes that cross: which way, of headers and questions, and of bodies that were sent before."""
 Answered = tuple[bytes, float]
 """An answer, and the rate in Mbit/s by which it is cut into Flower's objects."""
 
@@ -206,19 +208,21 @@ def reply_to_offer(offer: Frame, kept: Chunks, answer: Callable[[bytes], Answere
 class Transfer:
     """A call to a client and its answer, of which at least one is large: what is still to be sent, and what has come.
 
-    ``most`` is how many bytes an answer has at most. What has come of it is kept in ``chunks``. ``again`` is told
-    how many bytes are sent again.
+    ``most`` is how many bytes an answer has at most. What has come of it is kept in ``chunks``. ``bill`` is told what
+    crosses beside call and answer: the direction, bytes of headers and questions, and bytes that were sent before.
     """
 
-    def __init__(
-        self, call: bytes, most: int, chunks: Chunks, again: Callable[[int], object] = lambda size: None
-    ) -> None:
-        self.call, self.most, self.kept, self.again = cut(call), most, chunks, again
+    def __init__(self, call: bytes, most: int, chunks: Chunks, bill: Bill = lambda way, framing, retries: None) -> None:
+        self.call, self.most, self.kept, self.bill = cut(call), most, chunks, bill
         self.size, self.places = len(call), {name: index for index, name in enumerate(self.call)}
-        self.offered = False
+        self.offered, self.asked = False, False  # whether the client was told of the call, and has said what is missing
+        self.come = 0  # bytes of the answer's chunks
+        self.tried = set[tuple[str, str]]()  # what messages that were sent were about
         self.sending = dict[str, bool]()  # chunks of the call that the client misses -> whether one is on its way
         self.whole: Frame | None = None  # the answer, as the client describes it
         self.wanted = dict[str, bool]()  # chunks of the answer that are missing here -> whether one is on its way
+        self.rates = {"down": 0.0, "up": 0.0}  # Mbit/s, as the newest chunk has shown; 0 after a loss
+        self.began, self.newest = dict[str, float](), 0.0  # message -> when it was sent; when a chunk last came
         self.away = dict[str, tuple[str, str]]()  # message -> what it is about
         self.stale = dict[str, tuple[str, str]]()  # the same of messages that were taken for lost
         self.absent, self.back, self.doubted = False, 0.0, set[str]()  # the node, and what was sent before it was away
@@ -229,14 +233,14 @@ class Transfer:
     def progress(self) -> tuple[str, int, int]:
         """The direction that is under way, how many of its chunks have come, and of how many."""
         if self.whole is None:
-            return "down", len(self.call) - len(self.sending), len(self.call)
+            return "down", (len(self.call) if self.asked else 0) - len(self.sending), len(self.call)
         return "up", len(self.whole.chunks) - len(self.wanted), len(self.whole.chunks)
 
     def due(self, rate: float) -> list[tuple[tuple[str, str], bytes]]:
         """The messages to send now, and what each is about: ``(kind, digest)``."""
-        if time.monotonic() < self.paused:
-            return []
-        free = WINDOW - len(self.away)
+        if time.monotonic() < self.paused or self.absent:
+            return []  # to a node that is away it would be sent for nothing
+        free, rate = WINDOW - len(self.away), round(max(rate, self.rates["up"]), 3)
         if self.whole is not None:
             names = [name for name, away in self.wanted.items() if not away][: max(free, 0)]
             self.wanted |= dict.fromkeys(names, True)
@@ -251,14 +255,20 @@ class Transfer:
         body = b"".join(self.call.values()) if self.size <= CHUNK else b""
         return [(("offer", ""), Frame("offer", list(self.call), body, self.size, rate).write())]
 
-    def sent(self, message: str, about: tuple[str, str]) -> None:
-        """Note which message is about what."""
-        self.away[message] = about
+    def sent(self, message: str, about: tuple[str, str], size: int) -> None:
+        """Note which message, of so many bytes, is about what."""
+        (kind, name), again = about, about in self.tried
+        self.away[message], self.began[message] = about, time.monotonic()
+        self.tried.add(about)
+        body = len(self.call[name]) if kind == "chunk" else self.size if kind == "offer" and self.size <= CHUNK else 0
+        self.bill("down", size - body, body if again else 0)
+        if kind == "want" and again and self.whole is not None:
+            self.bill("up", 0, min(CHUNK, self.whole.size - CHUNK * self.whole.chunks.index(name)))
 
     def lost(self, message: str) -> None:
         """A message, or its reply, did not get through: what it was about is due again."""
         kind, name = self.stale[message] = self.away.pop(message)
-        self.paused = time.monotonic() + PAUSE
+        self.paused, self.rates = time.monotonic() + PAUSE, {"down": 0.0, "up": 0.0}
         self.due_again(kind, name)
 
     def seen(self, there: bool) -> None:
@@ -275,15 +285,21 @@ class Transfer:
     def take(self, message: str, data: bytes) -> bytes | None:
         """Take the reply to a message; the answer, where that is whole now. Raises ``WireError``."""
         kind, name = self.away.pop(message) if message in self.away else self.stale.pop(message)
-        frame = read_frame(data)
+        try:
+            frame = read_frame(data)
+        except WireError:
+            self.bill("up", len(data), 0)
+            raise
         if frame is None:
             check(kind == "offer", "a message of a transfer")
             return data
+        self.bill("up", len(data) - len(frame.body), 0)
         if frame.kind == "missing" and kind == "offer":
             check(set(frame.chunks) <= self.call.keys() and frame.chunks, "chunks of the call")
-            self.offered, self.sending = False, dict.fromkeys(frame.chunks, False)
+            self.offered, self.asked, self.sending = False, True, dict.fromkeys(frame.chunks, False)
         elif frame.kind == "have" and kind == "chunk":
             self.sending.pop(name, None)
+            self.measure("down", message, len(self.call[name]))
         elif frame.kind == "whole" and kind == "offer":
             if self.whole is not None:
                 return None
@@ -296,9 +312,11 @@ class Transfer:
             return self._join()
         elif frame.kind == "chunk" and kind == "want":
             if self.whole is None or name not in self.wanted:
-                return None  # it had come already
+                return None  # it had come already, and is billed as what was asked for again
             check(len(frame.body) <= CHUNK and frame.chunks == [name], "the chunk that was wanted")
             self.kept.keep(self.whole.chunks.index(name), name, frame.body)
+            self.come += len(frame.body)
+            self.measure("up", message, len(frame.body))
             self.wanted.pop(name, None)
             return self._join()
         elif frame.kind == "gone" and kind == "want":  # the client has lost what it kept: it is offered the call again
@@ -318,12 +336,19 @@ class Transfer:
             self.wanted = dict.fromkeys(self.whole.chunks, False)
         return data
 
+    def measure(self, way: Literal["up", "down"], message: str, size: int) -> None:
+        """Note what a chunk says of its link: as many bytes at least went since it, or the one before, was replied to.
+
+        What is on its way at the same time waits for it.
+        """
+        now = time.monotonic()
+        self.rates[way] = 8e-6 * size / max(now - max(self.began[message], self.newest), 1e-3)
+        self.newest = now
+
     def due_again(self, kind: str, name: str) -> None:
         if kind == "offer":
             self.offered = False
         elif kind == "chunk" and name in self.sending:
             self.sending[name] = False
-            self.again(len(self.call[name]))
         elif kind == "want" and name in self.wanted:
             self.wanted[name] = False
-            self.again(CHUNK)

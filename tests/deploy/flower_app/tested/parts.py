@@ -18,8 +18,9 @@ def tasks() -> list[tw.Supervised]:
     return [tw.Supervised(inputs, targets, part) for part in torch.arange(sum(SIZES)).split(list(SIZES))]
 
 
-def model(width: int = 8) -> nn.Module:
-    return nn.Sequential(nn.Linear(6, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, 3))
+def model(width: int = 8, norm: bool = True) -> nn.Module:
+    between = [nn.BatchNorm1d(width)] if norm else []
+    return nn.Sequential(nn.Linear(6, width), *between, nn.ReLU(), nn.Linear(width, 3))
 
 
 def method(expression: str) -> tw.Algorithm:

@@ -28,6 +28,6 @@ def main(grid: Grid, context: Context) -> None:
     (out / "pid").write_text(str(os.getpid()))
     clients, rounds = int(config["clients"]), int(config["rounds"])
     options = {"deadline": float(config["deadline"]), "seed": SEED, "test": tasks()[0], "poll": 1.0, "on_round": peak}
-    flower.serve(
-        grid, method(str(config["method"])), partial(model, int(config["width"])), clients, rounds, out=out, **options
-    )
+    options |= {"start": str(config["start"])}
+    wide = partial(model, int(config["width"]), bool(config["norm"]))
+    flower.serve(grid, method(str(config["method"])), wide, clients, rounds, out=out, **options)

@@ -1,0 +1,102 @@
+"""The questions of a round of a deployment: what its server sends, hears and chooses by."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, NamedTuple
+
+from ..errors import OutOfSync, WireError, check
+from ..federated.envelope import SMALL, read_answer
+from ..federated.question import LOSS, QUESTION, write_go
+from ..federated.rounds import Rounds
+from ..federated.sampler import choose_clients
+from ..wire import Packet, State
+
+log = logging.getLogger("thinwire")
+
+
+class Sent(NamedTuple):
+    """The newest call to a client, until it is answered."""
+
+    round: int
+    base: int
+    mbit: float
+    call: int  # its mark
+
+
+class Asking(Rounds):
+    """A run whose clients are elsewhere, and may be asked for their losses before some of them are called."""
+
+    most_examples: list[int]  # that each client is believed to have; empty: any number
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.asking = False  # whether calls are questions now
+        self.heard: dict[int, int] = {}  # the examples of each client, as its newest answer said
+        self.sent: dict[int, Sent] = {}
+        self.refused = 0
+
+    @property
+    def asks(self) -> bool:
+        """Whether a round begins with questions."""
+        return self.sampler is not None and self.sampler.asks
+
+    def sizes(self) -> list[int]:
+        """What clients' newest answers said; of one that has not answered, the mean of the others."""
+        usual = max(round(sum(self.heard.values()) / len(self.heard)), 1) if self.heard else 1
+        return [self.heard.get(client, usual) for client in range(self.num_clients)]
+
+    def question_of(self, client: int, call: bytes) -> bytes:
+        """A call as a question, whose word is billed."""
+        self.questions.bill(client, "down", len(QUESTION))
+        return QUESTION + call
+
+    def hear_loss(self, client: int, data: bytes) -> None:
+        """Take what a client says of its loss.
+
+        Raises ``WireError`` where that is no answer to what it was asked, and :class:`OutOfSync` where the client does
+        not hold the base: it is to be opened anew.
+        """
+        self.questions.bill(client, "up", len(data))
+        try:
+            check(data.startswith(LOSS), "an answer to a question")
+            answer, sent = read_answer(data[len(LOSS) :], SMALL), self.sent.get(client)
+            about = answer.run, answer.incarnation, answer.client
+            check(about == (self.digest, self.incarnation, client), "an answer of this run and of this client")
+            check(self.asking and sent is not None, "an answer to a question")
+            check(sent == (answer.round, answer.base, answer.mbit, answer.call), "an answer to the newest question")
+            check(not answer.blob, "a loss alone")
+            check(answer.held or answer.base > 0, "an answer of a client that was opened anew")
+            most = self.most_examples[client] if self.most_examples else answer.examples
+            check(answer.examples <= most, f"at most {most} examples, as are believed,")
+        except Exception as error:
+            self.refused += 1
+            self.suspects.refused.add(client)
+            text = "round %d: what client %d says of its loss was refused: %s"
+            log.warning(text, self.round + 1, client, error, extra={"client": client})
+            raise WireError(f"round {self.round + 1}, client {client}: {error}") from error
+        if not answer.held:
+            raise OutOfSync(f"client {client} does not hold what it held after round {answer.base}")
+        self.questions.losses[client], self.heard[client] = answer.loss, answer.examples
+
+    def choose_called(self) -> dict[int, bytes]:
+        """End the questions: what those are sent that take part. For the others it is as if they were not called."""
+        assert self.sampler is not None
+        chosen, now = choose_clients(self.sampler, self.questions.losses, self.sample), self.round + 1
+        for client in [client for client, sent in self.sent.items() if sent.round == now and client not in chosen]:
+            del self.sent[client]
+            self.pending.pop(client, None)
+        self.asking, self.called = False, len(chosen)
+        words = {client: write_go(self.sent[client].call) for client in chosen}
+        for client, word in words.items():
+            self.questions.bill(client, "down", len(word))
+        return words
+
+    def state(self) -> dict[str, State]:
+        """With a sampler also how many examples clients have said that they have."""
+        state = super().state()
+        return state if self.sampler is None else {**state, "heard": self.heard}
+
+    def restore(self, packet: Packet) -> None:
+        super().restore(packet)
+        self.heard = packet.get("heard") or {}

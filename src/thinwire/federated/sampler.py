@@ -1,0 +1,148 @@
+"""Who takes part in a round: uniformly drawn, or by a sampler such as power-of-choice.
+
+Cho, Wang, Joshi, "Towards Understanding Biased Client Selection in Federated Learning", AISTATS 2022, arXiv:2010.01243
+("Client Selection in Federated Learning: Convergence Analysis and Power-of-Choice Selection Strategies"), section 4.1.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+
+from ..algorithms.base import Algorithm, Start
+from ..config import Config
+from ..errors import CombinationError, require
+from ..key import Key
+from ..ranges import Count
+from .letters import private
+
+
+class Draw(NamedTuple):
+    """What a sampler goes by."""
+
+    round: int  # from 1
+    clients: Sequence[int]  # those that are there, in their order
+    most: int  # how many take part, at most
+    sizes: Sequence[int]  # the examples of every client, as far as the server knows
+    generator: torch.Generator  # of this round: the same draws in a run that is resumed
+
+
+class Sampler(Config, ABC):
+    """Who takes part in a round: ``sampler=`` of a run. One of one's own is a frozen dataclass with a ``draw``.
+
+    What it returns must depend on what it is given alone: it is called again when a run is resumed. So it keeps nothing
+    between rounds, and draws from the generator it is given.
+    """
+
+    example = "PowerOfChoice(20)"
+
+    asks: ClassVar[bool] = False
+    """Whether those that are drawn are asked for their loss, and ``choose`` says which of them take part."""
+
+    @abstractmethod
+    def draw(self, about: Draw) -> Sequence[int]:
+        """One to ``about.most`` of ``about.clients``, each once; of a sampler that asks, whoever is to be asked."""
+
+    def choose(self, losses: Mapping[int, float], count: int) -> Sequence[int]:
+        """At most ``count`` of the clients that have answered, given the mean loss of each on its own examples."""
+        return list(losses)[:count]
+
+    def fewest(self, count: int) -> int:
+        """How many clients a run has at least, of which ``count`` take part in a round."""
+        return count
+
+
+@dataclass(frozen=True)
+class PowerOfChoice(Sampler):
+    """Of ``candidates``, drawn by how many examples they have, those with the largest local loss take part.
+
+    As many take part as ``sample`` says. Each candidate is sent the call, evaluates the model that all share on all of
+    its examples, and answers with its mean loss. Those that are chosen then train, at a word of 14 bytes. With as many
+    candidates as ``sample`` it is sampling by size alone.
+
+    Differences from the paper: candidates are drawn without replacement, client k first with the probability of its
+    share of the examples, as the paper has it. In a deployment a client's size is what its newest answer said; the mean
+    of the others' stands for that of a client that has not answered. Equal losses go by the client's number. The
+    variants with a part of the examples, or with losses of earlier rounds, are not here.
+    """
+
+    paper = "Cho et al., AISTATS 2022, arXiv:2010.01243"
+    example = "PowerOfChoice(20)"
+    asks = True
+
+    candidates: Count
+
+    def draw(self, about: Draw) -> Sequence[int]:
+        """Keys u^(1 / size) of uniform u, the largest first (Efraimidis, Spirakis, 2006): here by their logarithms."""
+        sizes = torch.tensor([about.sizes[i] for i in about.clients], dtype=torch.float64, device="cpu")
+        keys = torch.rand(len(sizes), generator=about.generator, dtype=torch.float64, device="cpu").log() / sizes
+        return [about.clients[i] for i in keys.argsort(descending=True, stable=True)[: self.candidates].tolist()]
+
+    def choose(self, losses: Mapping[int, float], count: int) -> Sequence[int]:
+        return sorted(losses, key=lambda client: (-losses[client], client))[:count]
+
+    def fewest(self, count: int) -> int:
+        return self.candidates
+
+
+def draw_clients(
+    sampler: Sampler | None, order: Sequence[int], count: int, sizes: Sequence[int], key: Key
+) -> list[int]:
+    """Who takes part in a round, or is asked; ``order`` are the clients that are there, shuffled."""
+    if sampler is None or not order:
+        return sorted(order[:count])
+    about = Draw(key.round, sorted(order), count, sizes, key.generator("sampler"))
+    return check_drawn(sampler, sampler.draw(about), about.clients, len(order) if sampler.asks else count)
+
+
+def choose_clients(sampler: Sampler, losses: Mapping[int, float], count: int) -> list[int]:
+    """Which of the clients that were asked take part; nobody where nobody has answered."""
+    if not losses:
+        return []
+    losses = dict(sorted(losses.items()))
+    return check_drawn(sampler, sampler.choose(losses, count), list(losses), count)
+
+
+def check_drawn(sampler: Sampler, clients: Sequence[Any], of: Sequence[int], most: int) -> list[int]:
+    """The clients that a sampler gave, in their order. Raises ``ValueError`` for others than it may give."""
+    found = sorted(int(client) for client in clients)
+    fits = 0 < len(found) == len(set(found)) <= most and set(found) <= set(of)
+    require(fits, f"{sampler!r} gave {list(clients)}: 1 to {most} clients of those it was given, each once")
+    return found
+
+
+def check_sampler(
+    sampler: Sampler | None, algorithm: Algorithm, start: Start, setting: Any, clients: int, secret: bool
+) -> None:
+    """Raise ``ValueError`` for a sampler that does not fit a run. ``secret``: whether replies are added in secret."""
+    if sampler is None:
+        return
+    count = setting.cohort(clients)
+    needs = max(count, sampler.fewest(count))
+    require(count <= sampler.fewest(count), f"sampler={sampler!r}: fewer than the sample={count} that take part")
+    require(needs <= clients, f"sampler={sampler!r}: there are {clients} clients")
+    if setting.privacy is not None:
+        raise CombinationError(
+            f"sampler={sampler!r}: {setting.privacy!r} counts on a cohort that is drawn uniformly; leave one of "
+            f"them out"
+        )
+    if not sampler.asks:
+        return
+    if secret:
+        raise CombinationError(f"sampler={sampler!r}: clients that add replies in secret would tell their losses")
+    if getattr(setting, "buffer", None) is not None:
+        raise CombinationError(
+            f"sampler={sampler!r}: with buffer={setting.buffer!r} clients begin at any time, and are not asked first"
+        )
+    network = getattr(setting, "network", None)
+    if network is not None and network.deadline is not None:
+        raise CombinationError(f"sampler={sampler!r}: {network!r} has a deadline, and questions have none")
+    if private(algorithm, start) is not None:
+        raise CombinationError(
+            f"sampler={sampler!r}: {algorithm!r} writes to single clients, and of such methods some have no model "
+            f"that all clients know"
+        )
