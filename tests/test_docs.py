@@ -1336,7 +1336,7 @@ def test_the_look_of_the_guide_reads_says_draws_and_refuses(tmp_path):
         namespace["Pace"](skip=4).read(run)
 
 
-@pytest.mark.parametrize("page", ["first-comparison", "cut-a-gpt", "ddp-script"])
+@pytest.mark.parametrize("page", ["first-comparison", "cut-a-gpt", "ddp-script", "first-adapter"])
 def test_the_commands_of_a_tutorial_parse(page):
     from typer.main import get_command
 

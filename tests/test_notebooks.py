@@ -6,6 +6,7 @@ import json
 import re
 import sys
 import types
+from contextlib import nullcontext
 from pathlib import Path
 
 import matplotlib as mpl
@@ -22,23 +23,31 @@ def cells(path: Path, kind: str) -> list[str]:
     return ["".join(cell["source"]) for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == kind]
 
 
-def test_there_are_three_notebooks() -> None:
-    assert [path.stem for path in NOTEBOOKS] == ["first-comparison", "first-method", "look-at-a-run"]
+def test_there_are_four_notebooks() -> None:
+    assert [path.stem for path in NOTEBOOKS] == ["first-adapter", "first-comparison", "first-method", "look-at-a-run"]
 
 
 @pytest.mark.slow
 @each
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")
 def test_the_cells_of_a_notebook_run_as_they_are(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "notebook", notebook := types.ModuleType("notebook"))
-    with mpl.rc_context({"backend": "agg"}):
+    adapters = path.stem == "first-adapter"
+    if adapters:
+        pytest.importorskip("peft")
+        from tiny import small_news
+    with mpl.rc_context({"backend": "agg"}), small_news(tmp_path) if adapters else nullcontext():
         for number, code in enumerate(cells(path, "code")):
             exec(compile(code, f"{path.name}, cell {number}", "exec", dont_inherit=True), vars(notebook))
         plt.close("all")
     told = capsys.readouterr().out
-    if path.stem == "first-comparison":
+    if adapters:
+        assert "the same logits: True" in told
+        assert float(re.search(r"bytes of [\d,]+: ([\d.]+)%", told)[1]) <= 1
+    elif path.stem == "first-comparison":
         rows = {row[0]: row for row in map(str.split, told.splitlines()[1:])}
         assert int(rows["TopK"][2]) < int(rows["LBGM"][2]) < int(rows["FedAvg"][2])
         assert rows["TopK"][3] == rows["LBGM"][3] == rows["FedAvg"][3]

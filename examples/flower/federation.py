@@ -2,7 +2,8 @@
 
 ``python federation.py`` starts them on free ports of the loopback interface, runs the app
 beside this file with FedLUAR and with LBGM, prints what crossed the wire, and stops what it
-started. Nothing outlives it, and nothing is written outside a temporary folder.
+started. Nothing outlives it, and nothing is written outside a temporary folder. With ``--adapters`` the
+app of ``adapters`` is run instead.
 """
 
 from __future__ import annotations
@@ -280,6 +281,7 @@ def main() -> None:
     parser.add_argument("--data", default="fashion_mnist")
     parser.add_argument("--model", default="fedavg_cnn")
     parser.add_argument("--examples", type=int, default=600, help="of each client")
+    parser.add_argument("--adapters", action="store_true", help="fine-tune SmolLM2 by the app of adapters/ instead")
     parser.add_argument("--out", type=Path, help="where the runs are kept (default: nowhere)")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what was started is stopped
@@ -288,6 +290,13 @@ def main() -> None:
         Federation(Path(temporary), options.nodes) as here,
     ):
         print(f"a SuperLink at {here.address} and {options.nodes} SuperNodes, logs in {temporary}", flush=True)
+        if options.adapters:
+            out = (options.out.resolve() if options.out else Path(temporary) / "runs") / "adapters"
+            config = {"clients": options.nodes, "sample": min(2, options.nodes), "rounds": options.rounds}
+            run = here.submit({**config, "out": str(out)}, HERE / "adapters")
+            here.wait(run, out, seconds=600 * options.rounds)
+            show("adapters", out)
+            return
         for name, method in METHODS.items():
             out = (options.out.resolve() if options.out else Path(temporary) / "runs") / name
             config = {"method": method, "rounds": options.rounds, "data": options.data, "model": options.model}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ import pytest
 import torch
 
 import thinwire as tw
-from test_page import save
 from thinwire import hf
 from thinwire.cli import main
 from thinwire.data import files
@@ -23,7 +21,7 @@ from thinwire.data.texts import Texts
 from thinwire.errors import DataError
 from thinwire.hf.named import TEXTS
 from thinwire.hf.pretrained import PRETRAINED, Pretrained
-from tiny import Letters, bert, llama
+from tiny import Letters, bert, llama, pack
 
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
@@ -41,12 +39,7 @@ TALK = Texts("talk", ["a b c", "b a b a b a a", "c c a b"] * 4, ["a b"], owners=
 def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of packages with a tiny classifier, under the name ``tiny``, and nothing else."""
     hf.model_folder.cache_clear()
-    package = tmp_path / "tiny_model"
-    save(bert(), "the wire is thin thick cut", package / "model")
-    (package / "__init__.py").write_text("raise AssertionError('a package is found, and not run')")
-    digest = hashlib.sha256((package / "model/model.safetensors").read_bytes()).hexdigest()
-    known = Pretrained("tiny-model", "tiny_model", "model/model.safetensors", digest, ("query", "value"))
-    monkeypatch.setitem(PRETRAINED, "tiny", known)
+    monkeypatch.setitem(PRETRAINED, "tiny", pack(bert(), "the wire is thin thick cut", tmp_path))
     monkeypatch.setenv("THINWIRE_MODELS", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path

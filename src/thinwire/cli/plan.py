@@ -10,7 +10,7 @@ from .command import command, open_parameters, options_of, options_with
 from .options import Json, print_json
 from .typed import study as study_of
 
-OF_STUDY = ("use", "data", "model", "augment", "data_dir", "task", "clients", "split", "rounds", "unseen")
+OF_STUDY = ("use", "data", "model", "hf", "augment", "data_dir", "task", "clients", "split", "rounds", "unseen")
 
 
 def _options() -> list[Any]:
@@ -29,6 +29,9 @@ def plan(
     budget: Annotated[float, typer.Option(help="The share of FedAvg's bytes that Auto may take.")] = 0.01,
     mbit: Annotated[float, typer.Option(help="Rate of every client's link, Mbit/s, from the server.")] = 1.0,
     mbit_up: Annotated[float | None, typer.Option(help="Its rate to the server (default: the same).")] = None,
+    local: Annotated[
+        str | None, typer.Option(help="How clients train, e.g. LocalAdamW(0.001) (default: as in the first EXPR).")
+    ] = None,
     target: Annotated[float | None, typer.Option(help="An accuracy to reach, e.g. 0.77.")] = None,
     rehearse: Annotated[int, typer.Option(help="Rounds that each alternative really trains.")] = 3,
     as_json: Json = False,
@@ -38,15 +41,17 @@ def plan(
     from ..studies import Federated
     from ..studies import plan_federated as alternatives
 
-    auto = f"Auto({budget})"
+    auto = f"Auto({budget})" if local is None else f"Auto({budget}, local={local})"
     study = study_of(Federated, [auto, *(methods or ())], given)
     problem = study.problem(study.setting.seed)
+    first, *others = study.parse_methods()
     names = [name for name in (*OF_STUDY, "sample", "seed") if name in given["typed"]]
     words = [word for name in names for word in _words(name, given[name])]
     answer = alternatives.plan(
         study,
         problem,
-        auto=study.parse_methods()[0],
+        auto=first,
+        local=next((method.local for method in others), None) if local is None else None,
         mbit=mbit,
         mbit_up=mbit_up,
         target=target,

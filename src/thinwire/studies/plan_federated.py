@@ -87,6 +87,7 @@ def plan(
     problem: Problem,
     *,
     auto: Auto,
+    local: Trainer | None = None,
     mbit: float = 1.0,
     mbit_up: float | None = None,
     target: float | None = None,
@@ -98,6 +99,9 @@ def plan(
     The methods of ``study`` are shown after those that always are: FedAvg, FedAvg with 16-bit floats, STC both ways,
     LUAR, LBGM, TransformCoding as a stream and per client, and what ``auto`` chooses. Both forms of TransformCoding
     get the bytes that ``auto`` chose. What an :class:`Auto` among the methods of ``study`` chooses is a row as well.
+    Clients of these rows train by ``local``, in place of ``auto``'s own trainer where it is given: adapters need
+    :class:`~thinwire.local.LocalAdamW`, as SGD hardly moves them. The methods of ``study`` keep the trainer that they
+    have.
     All of them start from a model that clients know. Each is trained for ``rehearse`` rounds. Where a hundredth does
     not hold even the headers, as of a tiny model, the row of ``auto`` is left out, and ``refused`` says what to give.
     TransformCoding then gets the bytes of the first other :class:`Auto`, if there is one. Another budget that is too
@@ -109,10 +113,12 @@ def plan(
     """
     check_ranges(FederatedPlan, {"mbit": mbit, "mbit_up": mbit_up, "target": target}, of_option)
     require(rehearse > 0, f"--rehearse {rehearse}: it must be at least 1 round")
+    given = [method for method in study.parse_methods() if method != auto]
+    auto = auto if local is None else replace(auto, local=local)
     up, sample, seed = mbit_up or mbit, study.setting.cohort(len(problem.tasks)), study.setting.seed
     rehearsal = Rehearsal(problem, study.rounds, sample, mbit, seed, "known", up)
     setting = replace(study.setting, start="known")
-    alternatives, refused = _alternatives(study.parse_methods(), auto, rehearsal, setting)
+    alternatives, refused = _alternatives(given, auto, rehearsal, setting)
 
     def row(one: _Alternative) -> Alternative:
         prediction = rehearsal.predict(one.method)
@@ -246,6 +252,9 @@ def _best(rows: Sequence[Alternative], target: float | None, rehearse: int) -> t
     missed = "" if target is None else f"None is at {target:.1%} after {rehearse} rounds: --rehearse takes more. "
     if not known:
         return best, "There is no test set, so it is the one with the least seconds of transfer."
+    if len(known) > 1 and max(known) == min(known) < 1:
+        missed += f"All are at {known[0]:.1%}, so the rehearsal tells nothing: --rehearse takes more rounds, and "
+        missed += "--local another trainer, which adapters need: LocalAdamW(0.001). "
     within = f"at most {100 * CLOSE:g} points below the best accuracy after {rehearse} rounds"
     return best, f"{missed}It has the least seconds of transfer of those that are {within}."
 
