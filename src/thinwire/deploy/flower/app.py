@@ -82,8 +82,9 @@ def answer_of(node: Node, call: bytes) -> tuple[bytes, float]:
     The link may have become slower than it was when it was measured: after a loss it is as good as unknown.
     """
     from ...federated.envelope import read_call
+    from ...federated.secure.trips import read_question
 
-    mbit = read_call(call).mbit
+    mbit = read_call(call).mbit if read_question(call) is None else 0.0
     answer = node.answer(call)
     return answer, 0.0 if node.lost else mbit
 

@@ -54,6 +54,9 @@ class Nodes:
         self.asked: dict[str, int] = {}  # message -> node: who are you?
         self.since: dict[int, float] = {}  # node -> when it was asked
         self.waiting: dict[str, tuple[int, float, Transfer | None]] = {}  # message -> client, when it was called
+        self.questions: dict[str, int] = {}  # message -> client, of those that were sent last
+        self.called: dict[int, float] = {}  # client -> when it was called last
+        self.spare: dict[str, Message | None] = {}  # with a buffer, replies that came when that was full
         self.transfers: dict[int, Transfer] = {}  # client -> its newest call, where that or its answer may be large
         self.again: list[int] = []  # bytes of each chunk that was sent again in this round
         self.answers, self.introductions = Mail(grid), Mail(grid)
@@ -79,19 +82,30 @@ class Nodes:
     def round(self) -> None:
         """Call a cohort and hand in what it answers, until enough is there, nobody is left, or time is up."""
         self.lossy |= set(self.run.sent)
-        calls = self.run.begin(self.muster())
-        self.board.begin(calls)
+        messages = self.run.begin(self.muster())
+        self.board.begin([*messages, *self.run.flights])
         now = time.monotonic()
-        self.gaps = {client: now - self.answered.pop(client) for client in calls.keys() & self.answered.keys()}
-        for client, data in calls.items():
-            self.run.owners.setdefault(self.run.names[client], self.keys[self.nodes[client]])
-            self.call(client, data)
-            self.linger(client)
+        self.gaps = {client: now - self.answered.pop(client) for client in messages.keys() & self.answered.keys()}
+        while messages or self.run.flights:
+            for client, data in messages.items():
+                self.run.owners.setdefault(self.run.names[client], self.keys[self.nodes[client]])
+                self.ask(client, data) if self.run.asking else self.call(client, data)
+                self.linger(client)
+            self.wait()
+            self.questions.clear()
+            messages = self.run.proceed()
+            if not messages:
+                break
+
+    def wait(self) -> None:
+        """Hand in what is answered to what was sent last, until that is enough, nobody is left, or time is up."""
         look, end = 0.0, time.monotonic() + self.deadline
-        while not self.run.full and self.out() and time.monotonic() < end:
+        while not self.run.full and self.out() and (self.run.flights or time.monotonic() < end):
             for client, transfer in list(self.transfers.items()):
                 self.go_on(client)
                 self.board.chunks[client] = transfer.progress
+            for client in [c for c in self.run.flights if time.monotonic() > self.called.get(c, 0.0) + self.deadline]:
+                self.run.lose(client)
             self.show()
             if not self.collect() and time.monotonic() > look:
                 self.enrol()
@@ -111,12 +125,19 @@ class Nodes:
 
         It is cut as if the server's uplink, which nobody measures, were as fast as the client's, for all together.
         """
+        self.called[client] = time.monotonic()
         self.transfers.pop(client, None)
         if self.large(data):
             self.transfers[client] = Transfer(data, self.run.most, self.chunks_of(client), self.again.append)
             self.go_on(client)
             return
         self.send(client, data)
+
+    def ask(self, client: int, data: bytes) -> None:
+        """Send a question, whose answer is of use until the next messages are sent."""
+        for sent in self.push(self.nodes[client], data):
+            self.questions[sent] = client
+            self.answers.expect(sent)
 
     def send(self, client: int, data: bytes, transfer: Transfer | None = None) -> list[str]:
         """Send a client a blob, whose reply is looked for; the number of the message, if it could be sent."""
@@ -161,15 +182,28 @@ class Nodes:
         return [sent for sent in self.grid.push_messages([message]) if sent]
 
     def out(self) -> bool:
-        """Whether an answer to this round's call may still come."""
+        """Whether an answer to what was sent last may still come."""
+        if self.run.asking:
+            return bool(self.questions)
+        if self.run.flights:
+            return True
         now = self.run.round + 1
         called = {client for client, _, _ in self.waiting.values()} | self.transfers.keys()
         return any(self.run.sent[client].round == now for client in called & self.run.sent.keys())
 
     def collect(self) -> bool:
         """Hand in what arrives before the next look; whether anything has."""
-        messages = self.answers.wait(self.poll)
+        messages = self.spare or self.answers.wait(self.poll)
+        self.spare = {}
         for sent, message in messages.items():
+            if self.run.setting.buffer is not None and self.run.full:
+                self.spare[sent] = message
+                continue
+            if sent in self.questions:
+                self.hear(self.questions.pop(sent), message)
+                continue
+            if sent not in self.waiting:
+                continue  # an answer to an earlier question
             client, since, transfer = self.waiting.pop(sent)
             if transfer is not None and transfer is not self.transfers.get(client):
                 continue  # it was called again
@@ -182,8 +216,7 @@ class Nodes:
                     transfer.lost(sent)
                     continue
                 self.transfers.pop(client, None)
-                self.board.note(client, "failed")
-                log.warning("client %d failed: %s", client, why, extra={"client": client})
+                self.fail(client, why)
                 continue
             sending = self.on_its_way(message)
             try:
@@ -209,6 +242,21 @@ class Nodes:
                     self.board.note(client, "called")
                     self.call(client, self.run.reopen(client))
         return bool(messages)
+
+    def hear(self, client: int, message: Message | None) -> None:
+        """Hand in the answer to a question."""
+        if message is None or message.has_error():
+            self.fail(client, "its message cannot be read" if message is None else message.error.reason)
+            return
+        with contextlib.suppress(WireError):  # it is in the log and in the record
+            self.run.hear(client, unpack(message.content, max(self.run.most, 2 * CHUNK)))
+            self.answered[client] = time.monotonic()
+
+    def fail(self, client: int, why: str) -> None:
+        """Note that a client does not answer."""
+        self.run.lose(client)
+        self.board.note(client, "failed")
+        log.warning("client %d failed: %s", client, why, extra={"client": client})
 
     def on_its_way(self, message: Message) -> float | None:
         """Seconds since a reply was made, at most; None where its sender's clock has been seen to be too far ahead."""
