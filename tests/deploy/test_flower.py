@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ import torch
 import thinwire as tw
 from places import ROOT
 from thinwire import Key, Simulation
+from thinwire.federated.buffered import Arrival, Flights
 
 pytest.importorskip("flwr")
 
@@ -43,9 +44,10 @@ METHODS = {
     "perclient": "FedAvg(up=ErrorFeedback(TopK(0.1)), down=PerClient(TopK(0.3)))",
     "ditto": "Ditto()",
     "apfl": "APFL()",
+    "secret": "FedAvg(up=SecureSum(clip=0.5, most=8), weights='uniform', buffers='local')",
     "tuned": "FT(FedBN(stay=('1.*',)), epochs=1.0)",
 }
-DEPLOYED = ["luar", "flss", "intrinsic", "scaffold", "fedsm", "tuned"]  # in CI; other tests here deploy lbgm
+DEPLOYED = ["luar", "flss", "intrinsic", "scaffold", "fedsm", "secret", "tuned"]  # in CI; other tests here deploy lbgm
 OTHERS = [name for name in METHODS if name not in DEPLOYED]
 PRELOADED = (
     "flwr.supernode.cli.flwr_clientapp",
@@ -127,16 +129,40 @@ class Chosen(Simulation):
 
     cohorts: dict[int, list[int]]
 
-    def draw_cohort(self, key: Key, available: Any = None) -> list[int]:
-        return self.cohorts.get(key.round, list(range(len(self.tasks))))
+    def draw_cohort(self, key: Key, available: Any = None, count: int | None = None) -> list[int]:
+        return self.cohorts.get(key.round, list(range(len(self.tasks)) if available is None else sorted(available)))
 
 
-def simulated(expression: str, rounds: int, cohorts: dict[int, list[int]] | None = None, clients: int = 3) -> tw.Result:
-    """A simulated run in which all take part but in these rounds."""
+class Landing(Flights):
+    """Replies that land when it is said."""
+
+    def __init__(self, rounds: list[list[int]]) -> None:
+        super().__init__()
+        self.rounds = iter(rounds)
+
+    def land(self, departing: Iterable[Arrival], replies: int, clock: float) -> list[Arrival]:
+        self.arrivals |= {arrival.answer.client: arrival for arrival in departing}
+        return [self.arrivals.pop(client) for client in next(self.rounds)]
+
+
+def simulated(
+    expression: str,
+    rounds: int,
+    cohorts: dict[int, list[int]] | None = None,
+    clients: int = 3,
+    landings: list[list[int]] | None = None,
+    hidden: bool = True,
+    **asked: Any,
+) -> tw.Result:
+    """A simulated run in which all take part but in these rounds, and whose replies ``landings`` says come when."""
     dealt = tasks()[:clients]
     options: dict[str, Any] = {"test": tasks()[0], "client_tests": dealt, "seed": SEED, "workers": 1, "plan": "each"}
-    run = Chosen(method(expression), model, dealt, **options)
+    run = Chosen(method(expression), model, dealt, **options, **asked)
     run.cohorts = cohorts or {}
+    if not hidden:
+        run.secured = None
+    if landings is not None:
+        run.flights = Landing(landings)
     with run.pool:
         for _ in range(rounds):
             run.step()
@@ -310,9 +336,61 @@ def test_a_node_that_is_killed_once_it_has_made_its_reply_has_not_taken_part(
     assert sorted(path.name[:2] for path in kept.iterdir()) == ["1-", "3-"]  # what was taken of the first two rounds
 
 
+def landed(out: Path) -> list[list[int]]:
+    """Whose answers each round of a deployment had."""
+    ledger = tw.Ledger.parse((out / "ledger.jsonl").read_text())
+    return [sorted(e.client for e in ledger.of("up", round) if e.payload and e.used) for round in ledger.rounds]
+
+
+@pytest.mark.deployment
+@pytest.mark.timeout(900)
+def test_a_node_that_is_killed_between_its_keys_and_its_answer_is_not_in_the_secret_sum(
+    federation: Federation, tmp_path: Path
+) -> None:
+    out, hold = tmp_path / "run", tmp_path / "hold"
+    hold.write_text("before")
+    config = {"method": METHODS["secret"], "out": str(out), "hold": str(hold), "deadline": 120.0}
+    run = federation.submit(config, APP)
+    until(hold.with_suffix(".held").exists, 300)  # it has sent keys and shares in round 2, and been called
+    federation.kill("supernode-2")
+    hold.unlink()
+    federation.restart_node(2)
+    federation.wait(run, out, 600)
+    assert landed(out) == [[0, 1, 2], [0, 1], [0, 1, 2]]
+    plain = simulated(METHODS["secret"], 3, {2: [0, 1]}, hidden=False)  # the sum of whole numbers without any mask
+    assert_same(out, plain, payload=False)
+    ledger = tw.Ledger.parse((out / "ledger.jsonl").read_text())
+    (lost,) = [entry for entry in ledger.of("up", 2) if entry.client == 2]
+    assert (lost.payload, lost.used) == (0, False)
+    assert lost.framing > 64 + 2 * 80  # its keys, and two shares
+
+
+@pytest.mark.deployment
+@pytest.mark.timeout(900)
+def test_a_server_that_waits_for_nobody_and_is_killed_goes_on_with_the_answers_of_the_same_calls(
+    federation: Federation, tmp_path: Path
+) -> None:
+    out, hold = tmp_path / "run", tmp_path / "hold"
+    hold.write_text("after")
+    config = {"method": METHODS["perclient"], "out": str(out), "hold": str(hold), "buffer": 2, "rounds": 6}
+    federation.submit(config, APP)
+    until(lambda: (out / "rounds.jsonl").exists() and (out / "rounds.jsonl").read_text().count("\n") >= 2, 300)
+    os.kill(int((out / "pid").read_text()), signal.SIGKILL)
+    assert not (out / "summary.json").exists()
+    hold.unlink()
+    federation.wait(federation.submit(config, APP), out, 600)
+    there = landed(out)
+    assert [len(clients) for clients in there] == [2] * 6
+    assert {client for clients in there for client in clients} == {0, 1, 2}
+    expected = simulated(METHODS["perclient"], 6, landings=there, buffer=tw.Buffered(2))
+    assert_same(out, expected, payload=False)
+    lines = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
+    assert [line["staleness"] for line in lines] == [line["staleness"] for line in expected.rounds]
+
+
 @pytest.mark.deployment
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", ["lbgm", "fedsm", "perclient"])
+@pytest.mark.parametrize("name", ["lbgm", "fedsm", "perclient", "secret"])
 def test_a_server_that_is_killed_in_a_round_goes_on_when_it_is_started_again(
     federation: Federation, tmp_path: Path, name: str
 ) -> None:

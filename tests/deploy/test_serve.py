@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import thinwire as tw
-from blobs import blobs, mlp, normed
+from blobs import Chosen, blobs, mlp, normed
 from thinwire.errors import CombinationError, RunError, WireError
 
 pytest.importorskip("flwr")
@@ -30,6 +30,7 @@ from thinwire.deploy.client import Node
 from thinwire.deploy.flower.mail import Mail
 from thinwire.deploy.flower.post import PIECE, pack, unpack
 from thinwire.deploy.server import Deployment
+from thinwire.federated.secure.trips import read_question
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -472,3 +473,43 @@ def test_without_flower_one_error_names_the_command(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "flwr.clientapp", None)
     with pytest.raises(ImportError, match=r'a Flower deployment needs flwr .*: pip install "thinwire\[flower\]"'):
         __import__("thinwire.deploy.flower")
+
+
+SECRET = "FedAvg(up=SecureSum(clip=0.5, most=8), weights='uniform')"
+
+
+def trip(message: Message) -> str:
+    """Which question of a secure sum a message is; "" for a call or a question for a name."""
+    question = read_question(unpack(message.content))
+    return "" if question is None else question.trip
+
+
+def test_the_loop_adds_replies_in_secret_and_a_client_lost_after_its_keys_is_not_in_the_sum(tmp_path: Path) -> None:
+    grid, trips = post(SECRET, tmp_path), list[str]()
+
+    def lose(node: int, message: Message, reply: Message) -> Message:
+        trips.append(trip(message))
+        called = not trips[-1] and unpack(message.content) != b""
+        if node == 13 and called and grid.sent > 20:  # in the second round
+            return Message(Error(1, "killed between shares and answer"), reply_to=message)
+        return reply
+
+    grid.spoil = lose
+    result = serve(grid, SECRET, 2, out=tmp_path / "run", deadline=30)
+    assert [record["lost_replies"] for record in result.rounds] == [0, 1]
+    assert [trips.count(name) for name in ("keys", "shares", "reveal")] == [6, 6, 5]
+    cohorts: Any = [([0, 1, 2], set()), ([0, 1, 2], {2})]
+    plain = Chosen(tw.parse(SECRET, {"lr": 0.2, "batch": 8}), mlp, blobs()[:3], cohorts=cohorts, seed=5)
+    plain.secured = None  # the sum of whole numbers without any mask
+    with plain.pool:
+        plain.step()
+        plain.step()
+        assert torch.equal(result.params.flat, plain.result().params.flat)
+
+
+def test_a_question_that_is_not_answered_is_waited_for_until_the_deadline(tmp_path: Path) -> None:
+    grid = post(SECRET, tmp_path)
+    grid.spoil = lambda node, message, reply: None if (node, trip(message)) == (12, "shares") else reply
+    result = serve(grid, SECRET, 1, deadline=1.0)
+    assert result.rounds[0]["lost_replies"] == 1
+    assert result.rounds[0]["seconds"] > 1.0

@@ -19,6 +19,7 @@ from thinwire.errors import CombinationError, WireError
 from thinwire.federated.secure import shamir
 from thinwire.federated.secure.exchange import Broker, Circle, Member, Secrets, TooFew
 from thinwire.federated.secure.masks import Pair, agree, draw, seal, unseal
+from thinwire.federated.secure.trips import MAGIC
 from thinwire.key import Key
 from thinwire.problem import standard
 from thinwire.wire import dumps
@@ -48,7 +49,7 @@ class Said:
             self.members[i].take(data)
         generator = torch.Generator().manual_seed(1)
         self.numbers = {i: torch.randint(0, 1 << 16, (COUNT,), generator=generator) for i in self.members}
-        self.replied = [i for i in staying if i not in after_shares]
+        self.replied = [i for i in shares if i not in after_shares]
         self.hidden = {i: self.members[i].hide("u", self.numbers[i], WIDTH) for i in self.replied}
         self.asked = self.broker.ask(self.replied)
         self.answers = {i: self.members[i].reveal(x) for i, x in self.asked.items() if i not in after_reply}
@@ -125,13 +126,13 @@ def test_what_hides_a_reply_is_as_likely_as_anything_else() -> None:
 
 
 def test_with_fewer_shares_than_the_threshold_nobody_learns_anything() -> None:
-    with pytest.raises(TooFew):  # 5 of 11 neighbours are left, and 6 have to answer
+    with pytest.raises(TooFew):  # 5 of 11 neighbours are left, and 6 have to answer beside each
         Said(range(12), after_shares=range(6))
     said = Said(range(12), after_reply=range(6))
-    with pytest.raises(TooFew, match="of 6 shares"):
+    with pytest.raises(TooFew, match="of 7 shares"):
         said.broker.secrets(said.answers)
-    with pytest.raises(TooFew):
-        Said(range(12), after_keys=range(7))
+    assert Said(range(12), after_keys=range(7)).replied == []  # nobody is called
+    assert len(Said(range(12), after_keys=range(5)).replied) == 7
 
 
 def test_a_client_answers_one_question_about_its_neighbours() -> None:
@@ -256,12 +257,15 @@ def test_a_run_is_that_of_the_plain_sum_of_whole_numbers_to_the_bit(link: str) -
 
 def test_every_byte_of_keys_and_shares_is_in_the_ledger() -> None:
     plain, secret = (run(FEDAVG.format(LINKS[0]), 1, secret=secret) for secret in (False, True))
-    # Up: two keys, a message of a row for each of 5 neighbours with two shares, sealed, and one with a share.
+    # Up: two keys, a message of a row for each of 5 neighbours with two shares, sealed, and one with a share of each,
+    # and of its own.
     head = len(dumps([torch.zeros(5, dtype=torch.int32), bytes(300)])) - 5 * 4 - 300
-    rows = 64 + (head + 5 * (4 + 80)) + (head + 5 * (4 + 32))
+    rows = 64 + (head + 5 * (4 + 80)) + (head + 6 * (4 + 32))
     assert secret.bytes_up - plain.bytes_up == pytest.approx(6 * rows, abs=6 * 2 * 8)  # but for padding
-    down = (head + 5 * (4 + 64)) + (head + 5 * (4 + 80)) + (head + 5 * 4)
-    assert secret.bytes_down - plain.bytes_down == pytest.approx(6 * down, abs=6 * 3 * 8)
+    # Down: three questions, each behind a header, with 6 clients, 5 keys and 5 numbers; and shares beside the call.
+    down = (head + 6 * 4) + (head + 5 * (4 + 64)) + (head + 5 * (4 + 80)) + (head + 5 * 4)
+    header = len(MAGIC + dumps(["0" * 16, 1 << 61, 0, 10, 5, 1, "shares", bytes(0)]))
+    assert secret.bytes_down - plain.bytes_down == pytest.approx(6 * (down + 3 * header), abs=6 * 4 * 12)
 
 
 def test_a_round_of_which_too_few_are_left_changes_nothing() -> None:

@@ -3,38 +3,65 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, NamedTuple
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any
 
 from ..errors import OutOfSync, WireError, check
 from ..federated.envelope import SMALL, read_answer
 from ..federated.question import LOSS, QUESTION, write_go
-from ..federated.rounds import Rounds
 from ..federated.sampler import choose_clients
+from ..federated.secure.trips import Gathering
 from ..wire import Packet, State
+from .keeping import Keeping, Sent
 
 log = logging.getLogger("thinwire")
 
 
-class Sent(NamedTuple):
-    """The newest call to a client, until it is answered."""
-
-    round: int
-    base: int
-    mbit: float
-    call: int  # its mark
-
-
-class Asking(Rounds):
+class Asking(Keeping):
     """A run whose clients are elsewhere, and may be asked for their losses before some of them are called."""
 
     most_examples: list[int]  # that each client is believed to have; empty: any number
+    gathering: Gathering | None  # the questions of a secure sum, in the round that is under way
+    taken: Mapping[int, Any]  # client -> its answer to this round's call, where that was accepted
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.asking = False  # whether calls are questions now
+        self.asks_losses = False  # whether calls are questions now
         self.heard: dict[int, int] = {}  # the examples of each client, as its newest answer said
         self.sent: dict[int, Sent] = {}
-        self.refused = 0
+        self.refused = self.lost = 0  # answers of this round
+
+    @property
+    def asking(self) -> bool:
+        """Whether what was sent last are questions of a secure sum."""
+        return self.gathering is not None and self.gathering.trip != "call"
+
+    def hear(self, client: int, data: bytes) -> None:
+        """Take an answer to such a question. Raises ``WireError`` where it is none; then nothing has changed."""
+        assert self.gathering is not None
+        try:
+            self.gathering.hear(client, data)
+        except WireError as error:
+            raise self.refuse(client, error) from error
+
+    def proceed(self) -> dict[int, bytes]:
+        """What is sent next in this round, when what was sent before has its answers; nothing where that was all."""
+        if self.asks_losses:
+            return self.choose_called()
+        gathering = self.gathering
+        if gathering is None or gathering.trip == "reveal":
+            return {}
+        if gathering.trip == "keys":
+            return gathering.ask_shares()
+        if gathering.trip == "shares":
+            self.shares = gathering.close()
+            return {client: self.call(client) for client in self.shares}
+        return gathering.ask_secrets(self.taken)
+
+    @abstractmethod
+    def call(self, client: int) -> bytes:
+        """What a client is sent in this round."""
 
     @property
     def asks(self) -> bool:
@@ -63,18 +90,14 @@ class Asking(Rounds):
             answer, sent = read_answer(data[len(LOSS) :], SMALL), self.sent.get(client)
             about = answer.run, answer.incarnation, answer.client
             check(about == (self.digest, self.incarnation, client), "an answer of this run and of this client")
-            check(self.asking and sent is not None, "an answer to a question")
+            check(self.asks_losses and sent is not None, "an answer to a question")
             check(sent == (answer.round, answer.base, answer.mbit, answer.call), "an answer to the newest question")
             check(not answer.blob, "a loss alone")
             check(answer.held or answer.base > 0, "an answer of a client that was opened anew")
             most = self.most_examples[client] if self.most_examples else answer.examples
             check(answer.examples <= most, f"at most {most} examples, as are believed,")
         except Exception as error:
-            self.refused += 1
-            self.suspects.refused.add(client)
-            text = "round %d: what client %d says of its loss was refused: %s"
-            log.warning(text, self.round + 1, client, error, extra={"client": client})
-            raise WireError(f"round {self.round + 1}, client {client}: {error}") from error
+            raise self.refuse(client, error, "what client %d says of its loss") from error
         if not answer.held:
             raise OutOfSync(f"client {client} does not hold what it held after round {answer.base}")
         self.questions.losses[client], self.heard[client] = answer.loss, answer.examples
@@ -86,11 +109,25 @@ class Asking(Rounds):
         for client in [client for client, sent in self.sent.items() if sent.round == now and client not in chosen]:
             del self.sent[client]
             self.pending.pop(client, None)
-        self.asking, self.called = False, len(chosen)
+        self.asks_losses, self.called = False, len(chosen)
         words = {client: write_go(self.sent[client].call) for client in chosen}
         for client, word in words.items():
             self.questions.bill(client, "down", len(word))
         return words
+
+    def refuse(self, client: int, error: Exception, what: str = "an answer of client %d") -> WireError:
+        """Note that an answer was refused; the error that says so."""
+        self.refused += 1
+        self.suspects.refused.add(client)
+        self.lose(client)
+        text = f"round %d: {what} was refused: %s"
+        log.warning(text, self.round + 1, client, error, extra={"client": client})
+        return WireError(f"round {self.round + 1}, client {client}: {error}")
+
+    def lose(self, client: int) -> None:
+        """With a buffer: a client's answer is not waited for any more, so it may be called again."""
+        if self.flights.pop(client, None) is not None:
+            self.lost += 1
 
     def state(self) -> dict[str, State]:
         """With a sampler also how many examples clients have said that they have."""

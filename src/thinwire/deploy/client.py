@@ -40,6 +40,9 @@ from ..federated.letters import private
 from ..federated.messages import Form, forms
 from ..federated.own_tests import Model, evaluate_models, pack_metrics
 from ..federated.question import GO, LOSS, QUESTION, local_loss, loss_answer, read_go
+from ..federated.secure.exchange import Kept
+from ..federated.secure.run import Secured
+from ..federated.secure.trips import Question, about_round, hide, read_question, reply
 from ..federated.stream import Logged, Parcel, View, catch_up, first_broadcast
 from ..key import Key
 from ..params import Params
@@ -55,6 +58,7 @@ from ..wire import restore
 VERSION = 3  # of the files
 ASKED = ".asked"  # the call by which the client was asked for its loss
 RUNS = 16  # whose states a client keeps: who comes back to an older one is opened anew
+SECRETS = "secrets.thinwire"
 DRAFTS = 4  # that a client keeps of one round, where calls come again and training gives another state each time
 
 
@@ -65,6 +69,18 @@ class ClientMemory(NamedTuple):
     round: int  # of the answer that it was made with
     view: View
     own: ClientState
+
+
+class Opened(NamedTuple):
+    """What a run begins with at a client."""
+
+    slot: Slot
+    statistics: Params | None
+    shared: Params | None  # of the statistics, those that are averaged
+    start: Start
+    up: Form
+    down: Form
+    known: bool  # whether clients know the start
 
 
 class ClientFiles:
@@ -99,14 +115,30 @@ class ClientFiles:
 
         Drafts of the rounds between ``base`` and this are removed: whoever is called again is called for good.
         """
-        first, state = not self.folder.exists(), mark(checksum(held))
-        write_atomic(self._path(held.round, state), lambda file: write_state(file, held))
-        if first:
-            forget(self.folder.parent)
+        state = mark(checksum(held))
+        self._write(self._path(held.round, state), held)
         same = sorted(self._between(held.round - 1, held.round + 1), key=lambda path: path.stat().st_mtime_ns)
         for path in [*self._between(base, held.round), *same[:-DRAFTS]]:
             path.unlink()
         return state
+
+    def secrets(self) -> Kept | None:
+        """What is kept of the newest round of a secure sum; None where that is not here, or damaged."""
+        try:
+            kept: Kept = restore(read_state(self.folder / SECRETS), Kept())
+        except (OSError, WireError):
+            return None
+        return kept
+
+    def save_secrets(self, kept: Kept) -> None:
+        """Keep that of a round, in a file that this user alone may read."""
+        self._write(self.folder / SECRETS, kept, private=True)
+
+    def _write(self, path: Path, state: Any, private: bool = False) -> None:
+        first = not self.folder.exists()
+        write_atomic(path, lambda file: write_state(file, state), private)
+        if first:
+            forget(self.folder.parent)
 
     def _path(self, round: int, state: int) -> Path:
         return self.folder / f"{round}-{state:016x}.thinwire"
@@ -162,18 +194,24 @@ class Node:
         require(test is None or len(test) > 0, "this client's test has no examples")
 
     def answer(self, data: bytes) -> bytes:
-        """The reply to a call. Raises ``WireError`` for bytes that are none, :class:`RunError` for another run's."""
-        began, question = time.perf_counter(), data.startswith(QUESTION)
+        """The reply to a call, or to a question: for its loss, or of a secure sum.
+
+        Raises ``WireError`` for bytes that are none of these, :class:`RunError` for another run's.
+        """
+        began, question, loss = time.perf_counter(), read_question(data), data.startswith(QUESTION)
         other = "another process that answers for this client: a client is one process, and has a folder of its own"
         with one_thread(), lock_folder(self.folder, other), put_back():
+            if question is not None:
+                self.mbit = 0.0
+                return self._confide(question)
             if data.startswith(GO):
                 data = self.asked(read_go(data))
             data = data.removeprefix(QUESTION)
             call = read_call(data)
-            if question:
+            if loss:
                 write_atomic(self.folder / ASKED, lambda file: file.write(data))
             self.mbit = call.mbit
-            return (LOSS if question else b"") + self._answer(call, mark(data), began, question).write()
+            return (LOSS if loss else b"") + self._answer(call, mark(data), began, loss).write()
 
     def asked(self, number: int) -> bytes:
         """The call of this mark, by which the client was asked for its loss. Raises :class:`RunError`."""
@@ -183,24 +221,44 @@ class Node:
             raise RunError("the server says to go on with a call that is not here: its folder has been replaced")
         return data
 
-    def _answer(self, call: Call, number: int, began: float, question: bool = False) -> Answer:
+    def _files(self, about: Call | Question) -> ClientFiles:
+        return ClientFiles(self.folder / f"{about.run}-{about.incarnation:016x}")
+
+    def _confide(self, question: Question) -> bytes:
+        """The answer to a question of a secure sum. What the client keeps is on disk before it leaves."""
+        files, circle = self._files(question), None
+        if question.trip == "keys":
+            secured = Secured.on(self._open(question).up)
+            check(secured is not None, "a question of a run with a secure sum")
+            assert secured is not None
+            circle = question.circle(secured)
+        data, kept = reply(question, files.secrets(), circle)
+        files.save_secrets(kept)
+        return data
+
+    def _open(self, about: Call | Question) -> Opened:
+        """What a run begins with here. Raises :class:`RunError` where the server's is another."""
         algorithm = self.algorithm
-        model = self.model if isinstance(self.model, nn.Module) else make_module(self.model, call.seed)
-        slot = Slot(algorithm.assemble(model, call.clients), self.device)
+        model = self.model if isinstance(self.model, nn.Module) else make_module(self.model, about.seed)
+        slot = Slot(algorithm.assemble(model, about.clients), self.device)
         begins = model_digest(slot.module)
-        known = call.run == run_digest(algorithm, begins, call.seed, call.clients, known=True)
-        if not known and call.run != run_digest(algorithm, begins, call.seed, call.clients):
+        known = about.run == run_digest(algorithm, begins, about.seed, about.clients, known=True)
+        if not known and about.run != run_digest(algorithm, begins, about.seed, about.clients):
             raise RunError("the server runs another method or another model: start this client with the server's")
         self.probe(slot)
         statistics = slot.buffers()
         shared = statistics if algorithm.buffers == "mean" else None
-        start = algorithm.init_with(slot.params(), statistics, call.clients, Key(call.seed))
-        up, down = forms(algorithm, start, shared)
+        start = algorithm.init_with(slot.params(), statistics, about.clients, Key(about.seed))
+        return Opened(slot, statistics, shared, start, *forms(algorithm, start, shared), known)
+
+    def _answer(self, call: Call, number: int, began: float, question: bool = False) -> Answer:
+        algorithm = self.algorithm
+        slot, statistics, shared, start, up, down, known = self._open(call)
         alone = private(algorithm, start)
         heard = View(start.view, down.open()[1], shared)
         fresh = ClientMemory(VERSION, 0, heard, unheard(algorithm, start, up, statistics))
 
-        kept = ClientFiles(self.folder / f"{call.run}-{call.incarnation:016x}")
+        kept = self._files(call)
         try:
             held = kept.at(call.base, call.state, fresh)
             self.lost = kept.after(call.base)
@@ -219,9 +277,14 @@ class Node:
             loss = local_loss(algorithm, slot, self.task, mine, start.client, statistics)
             return loss_answer(call, number, len(self.task), loss, time.perf_counter() - began)
         metrics = self.evaluate(slot, start, statistics, mine, held.own, call)
-        reply = self.round(slot, up, mine, state, key)
-        name = kept.save(ClientMemory(VERSION, call.round, view, reply.next), call.base)
-        return Answer.to(call, number, reply, name, time.perf_counter() - began, metrics)
+        made = self.round(slot, up, mine, state, key)
+        if (secured := Secured.on(up)) is not None:
+            about = about_round(call.run, call.incarnation, call.round)
+            blob, secrets = hide(secured, kept.secrets(), about, call.shares, made.blob)
+            kept.save_secrets(secrets)
+            made = made._replace(blob=blob)
+        name = kept.save(ClientMemory(VERSION, call.round, view, made.next), call.base)
+        return Answer.to(call, number, made, name, time.perf_counter() - began, metrics)
 
     def evaluate(
         self, slot: Slot, start: Start, initial: Params | None, view: View, own: ClientState, call: Call

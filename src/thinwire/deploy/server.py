@@ -20,27 +20,26 @@ from torch import nn
 
 from ..algorithms.auto import runnable
 from ..algorithms.base import Algorithm
-from ..config import complete
-from ..errors import OutOfSync, ThinwireError, WireError, check, require
-from ..federated.client import ClientState
+from ..errors import OutOfSync, RunError, ThinwireError, WireError, check, require
+from ..federated.buffered import check_late
 from ..federated.clip import Norms
 from ..federated.envelope import Answer, mark, read_answer
+from ..federated.ledger import Entry
 from ..federated.network import measure_rate
 from ..federated.own_tests import unpack_metrics
 from ..federated.pool import Pool, Work
 from ..federated.result import Record
-from ..federated.storage import ClientStates, Disk, Ends, Pending, Unreadable
+from ..federated.secure.exchange import Secrets
+from ..federated.secure.trips import Gathering
+from ..federated.storage import ClientStates, Disk, Ends, Unreadable
 from ..key import Key
-from ..run.folder import Folder
-from ..run.identity import data_digest
 from ..task import as_task
 from ..train.slot import Slot, make_module
-from ..wire import Packet, State, restore
-from .asking import Asking, Sent
+from ..wire import Packet
+from .asking import Asking
+from .keeping import Sent
 from .limits import find_usable, honest_sizes, warn_of_clipped, warn_of_weight
 from .setting import Setting
-
-STATE_FIELDS = ("incarnation", "names", "sent", "rates", "secret", "marks", "owners")  # in a checkpoint, as they are
 
 log = logging.getLogger("thinwire")
 
@@ -66,7 +65,11 @@ class Deployment(Asking):
     round began. These are clients' own words.
 
     A reply to an earlier round is used if the method allows it (``Algorithm.late``) and its
-    client was not called again; else it is dropped, and the record counts it.
+    client was not called again; else it is dropped, and the record counts it. With a ``buffer`` no client is called
+    again before it has answered, or :meth:`lose` says that its answer is lost.
+
+    Where replies are added in secret, :meth:`begin` gives questions in place of calls, whose answers are for
+    :meth:`hear`, and :meth:`proceed` what is sent next.
     """
 
     def __init__(
@@ -83,6 +86,7 @@ class Deployment(Asking):
         runnable(algorithm)
         require(clients > 0, f"clients={clients}: there must be at least one")
         setting = Setting.of(setting, fields)
+        self.setting = setting
         self.first, self.most_examples, self.mbit = setting.first(clients), setting.most_of_each(clients), setting.mbit
         module = model if isinstance(model, nn.Module) else make_module(model, setting.seed)
         slot, self.optional_facts = Slot(algorithm.assemble(module, clients), setting.device), setting.optional_facts()
@@ -91,6 +95,9 @@ class Deployment(Asking):
             require(len(tested) > 0, "the test set has no examples")
         slot.probe([] if tested is None else [tested], trains=False)
         super().__init__(algorithm, slot, clients, setting, tested)
+        if setting.buffer is not None:
+            check_late(setting.buffer, algorithm)
+        self.late = algorithm.late and self.secured is None  # whether replies to earlier rounds are of use
         self.secret = secrets.token_hex(32)  # clients are told the seed
         self.unanswered = ClientStates(self._sent_ends)  # what `pending` was at the end of the round of a call
         if states is not None:
@@ -103,15 +110,10 @@ class Deployment(Asking):
         self.rates: dict[int, float] = {}  # Mbit/s, upwards, as measured
         self.taken: dict[int, Taken] = {}
         self.key: Key | None = None  # of the round that is under way
+        self.gathering: Gathering | None = None  # of the round that is under way
+        self.secrets: Secrets | None = None
+        self.flights, self.again = dict[int, bytes](), dict[int, bytes]()
         self.dropped = 0
-
-    def ends(self) -> Ends:
-        """The server's end of a client's wire before its first reply."""
-        return Ends(0, self.up.open()[1], ClientState(None, None, None), self.private_end(), self.stream.end)
-
-    def _sent_ends(self) -> Ends:
-        """What is kept of a call that is not answered: the sending ends alone."""
-        return self.ends()._replace(rx=None)
 
     @property
     def most(self) -> int:
@@ -124,22 +126,38 @@ class Deployment(Asking):
 
     # -- a round --------------------------------------------------------------
 
-    def rate(self, client: int) -> float:
-        """A client's uplink in Mbit/s; 0 where it is not known."""
-        return float(max(self.rates.get(client, 0.0), self.mbit or 0.0))
-
-    def mark_of(self, client: int, base: int) -> int:
-        """The mark of what a client holds after its newest answer that was taken; 0 before its first."""
-        return self.marks.get(client, 0)
-
     def begin(self, available: Iterable[int] | None = None) -> dict[int, bytes]:
-        """Begin a round with those of the sampled clients that are there; the calls to send them."""
+        """Begin a round with those of the sampled clients that are there; what to send them: calls, or questions."""
         require(self.key is None, "the round before has not ended")
         self.key = self.publish()
-        self.taken, self.refused, self.dropped = {}, 0, 0
+        self.taken, self.refused, self.dropped, self.lost = {}, 0, 0, 0
+        self.gathering, self.secrets, self.shares = None, None, {}
+        if self.setting.buffer is not None:
+            return self._begin_more(self.key, available)
         cohort = self.draw_cohort(self.key, available)
-        self.called, self.asking = len(cohort), self.asks
-        return {client: self.call(client) for client in cohort}
+        self.called = len(cohort)
+        if self.secured is None:
+            self.asks_losses = self.asks
+            return {client: self.call(client) for client in cohort}
+        try:
+            self.gathering = Gathering.of(self, self.secured, cohort)
+        except ValueError as error:
+            log.warning("round %d has no replies: %s", self.key.round, error)
+            return {}
+        return self.gathering.ask_keys()
+
+    def _begin_more(self, key: Key, available: Iterable[int] | None) -> dict[int, bytes]:
+        """Calls to as many as have ended their training, and those again that a server before this one has sent."""
+        there = set(range(self.num_clients)) if available is None else set(available)
+        for client in self.again.keys() - there:
+            self.lose(client)
+        again, self.again = {client: data for client, data in self.again.items() if client in there}, {}
+        for client, data in again.items():
+            self.ledger.add(Entry(key.round, client, "down", 0, 0, len(data)))
+        cohort = self.draw_cohort(key, there - self.flights.keys(), self.sample - len(self.flights))
+        calls = again | {client: self.call(client) for client in cohort}
+        self.called = max(len(self.flights), 1)
+        return calls
 
     def call(self, client: int) -> bytes:
         """What a client is sent in this round: a call to train from what it acknowledged."""
@@ -151,25 +169,15 @@ class Deployment(Asking):
             call, parcel = self.call_to(client)
         data = call.write()
         self.sent[client] = Sent(call.round, call.base, call.mbit, mark(data))
+        if self.setting.buffer is not None:
+            self.flights[client] = data
         self.enter_call(client, parcel, len(data) - parcel.size)
-        return self.question_of(client, data) if self.asking else data
+        return self.question_of(client, data) if self.asks_losses else data
 
     def reopen(self, client: int) -> bytes:
         """Forget what was kept of a client, which is out of step, and call it with one full message."""
         self._forget(client)
         return self.call(client)
-
-    def _forget(self, client: int, error: Unreadable | None = None) -> None:
-        """Open the pair of a client anew. ``error`` is what is wrong with what was kept of it here, if that is why."""
-        if error is not None:
-            log.error(
-                "round %d: the server lost what it kept of client %d, which is not the client's fault; the client is "
-                "opened anew: %s",
-                *(self._key().round, client, error),
-            )
-        self.states.commit(client, self.ends())
-        self.unanswered.drop(client)
-        self.marks.pop(client, None)
 
     def accept(self, client: int, data: bytes, seconds: float | None = None, sending: float | None = None) -> bool:
         """Check an answer and keep it for the mean; False where it comes too late to be of use.
@@ -191,8 +199,8 @@ class Deployment(Asking):
                 return self._drop(client, data, answer, "it was called again, or has answered")
             check(sent == (answer.round, answer.base, answer.mbit, answer.call), "an answer to the newest call")
             late = sent.round < key.round
-            if late and not (self.algorithm.late and answer.held):
-                del self.sent[client]
+            if (late and not (self.late and answer.held)) or self.asking:
+                self._land(client)
                 return self._drop(client, data, answer, "it is too late to be of use")
             if not answer.held:
                 check(sent.base > 0, "an answer of a client that was opened anew")
@@ -206,51 +214,64 @@ class Deployment(Asking):
             except Unreadable as error:
                 self._forget(client, error)
                 if late:
-                    del self.sent[client]
+                    self._land(client)
                     return self._drop(client, data, answer, "the server cannot read what it kept of this client")
                 self.enter_answer(client, b"", len(data), used=False)
                 raise OutOfSync(f"client {client} has to be opened anew: the server lost what it kept of it") from error
             self.check_layers(self.at(client, answer), body)
             reply = self.mean.check(body, rx, self.at(client, answer))
-            self.admit(answer.examples, reply)
+            norms = Norms()
+            if self.secured is None:  # else it is hidden
+                self.admit(answer.examples, reply)
+                norms = self.up.norms(self.up.values(reply), self.clip == "auto")
             floats = self.up.floats(body)
             unpack_metrics(answer.metrics)  # which checks them
         except OutOfSync:
             raise
         except Exception as error:  # not WireError alone: what a link overlooks must not take the server with it
-            self.refused += 1
-            self.suspects.refused.add(client)
             self.enter_answer(client, b"", len(data), used=False)
-            text = "round %d: an answer of client %d was refused: %s"
-            log.warning(text, key.round, client, error, extra={"client": client})
-            raise WireError(f"round {key.round}, client {client}: {error}") from error
+            raise self.refuse(client, error) from error
         self.enter_answer(client, answer.blob, len(data) - answer.payload, floats)
         self.heard[client] = answer.examples
-        self.taken[client] = Taken(answer, body, self.up.norms(self.up.values(reply), self.clip == "auto"))
-        del self.sent[client]
+        self.taken[client] = Taken(answer, body, norms)
+        self._land(client)
         if seconds is not None:
             away = min(seconds - answer.seconds, math.inf if sending is None else sending)
             rate = measure_rate(self.rates.get(client), len(data), away)
             self.rates |= {} if rate is None else {client: rate}
         return True
 
+    def _land(self, client: int) -> None:
+        """Its answer is here."""
+        del self.sent[client]
+        self.flights.pop(client, None)
+
     @property
     def full(self) -> bool:
-        """Whether as many answers to this round's call are there as count."""
+        """Whether as many answers to what was sent last are there as count."""
         now = self._key().round
-        return sum(taken.answer.round == now for taken in self.taken.values()) >= min(self.first, self.called)
+        if self.setting.buffer is not None:
+            return len(self.taken) >= min(self.first, len(self.taken) + len(self.flights))
+        if self.asks_losses:
+            return len(self.questions.losses) >= self.called
+        if self.gathering is not None and self.asking:
+            return self.gathering.complete
+        called = self.called if self.gathering is None else len(self.shares)
+        return sum(taken.answer.round == now for taken in self.taken.values()) >= min(self.first, called)
 
     def end(self, evaluate: bool = True) -> Record:
         """Average what was accepted and make the server's step; returns the round's record."""
         key = self._key()
         now = [client for client, taken in self.taken.items() if taken.answer.round == key.round]
         clients = sorted(self.taken)
+        if self.secured is not None:
+            clients = self._uncover(clients)
         self.bind([self.taken[client].norms for client in clients])
         try:
             moved = self._serve(clients)
         except Exception:  # not NonFinite alone: what the checks overlook must not take the round with it
             moved = self._mend(clients)
-        self.norms = [self.taken[client].norms for client in moved]
+        self.norms = [self.taken[client].norms for client in moved if self.secured is None]
         if not self.privacy:  # what is meant to be clipped is no news
             warn_of_clipped(self.mean, key.round)
         if not self.most_examples and self.algorithm.weights == "examples":
@@ -261,11 +282,15 @@ class Deployment(Asking):
             self.pending.pop(client, None)
             self.unanswered.drop(client)
         for client, (tx, down) in self.pending.items():
-            if self.algorithm.late and client in self.sent:  # else no later answer is of use
+            if self.late and client in self.sent:  # else no later answer is of use
                 self.unanswered.commit(client, self._sent_ends()._replace(version=key.round, tx=tx, down=down))
         self.pending.clear()
         used = len([client for client in now if client in moved])
-        record = self.finish(0.0, self.called, self.called - used, evaluate)
+        called = self.called if self.setting.buffer is None else len(moved) + self.lost
+        lost = called - used if self.setting.buffer is None else self.lost
+        steps = sorted(key.round - self.taken[client].answer.round for client in moved)
+        record = self.finish(0.0, called, lost, evaluate)
+        record |= {} if self.setting.buffer is None else {"staleness": steps, "in_flight": len(self.flights)}
         record |= {"late_replies": len(moved) - used, "dropped_replies": self.dropped, "refused_replies": self.refused}
         answers = {client: self.taken[client].answer for client in sorted(now) if client in moved}
         metrics_of = {client: unpack_metrics(answer.metrics) for client, answer in answers.items() if answer.metrics}
@@ -276,8 +301,22 @@ class Deployment(Asking):
     def _serve(self, clients: list[int]) -> dict[int, Ends]:
         """Make the server's step with the answers of these clients; their next ends. If it raises, nothing moved."""
         moved = self._add(clients)
+        if self.secured is not None and self.secrets is not None:
+            if len(moved) < len(clients):
+                raise RunError("the server lost what it kept of a client, whose reply is in the sum")
+            self.secured.uncover(self.mean, self.secrets)
         self.serve(self._key())
         return moved
+
+    def _uncover(self, clients: list[int]) -> list[int]:
+        """Learn what takes the masks off the sum of the clients' replies; none of them where too few are left."""
+        if self.gathering is None:
+            return []
+        self.gathering.enter(self.ledger)
+        self.secrets = self.gathering.secrets() if self.gathering.trip == "reveal" else None
+        if self.secrets is None:
+            log.warning("round %d: too few clients are left, and nobody learns the sum", self._key().round)
+        return clients if self.secrets else []
 
     def _add(self, clients: list[int]) -> dict[int, Ends]:
         """Begin the mean anew with the answers of these clients; their next ends."""
@@ -295,20 +334,9 @@ class Deployment(Asking):
             moved[client] = Ends(answer.round, rx, self.ends().own, *pending)
         return moved
 
-    def after_call(self, client: int) -> Pending:
-        """The sending ends that are committed with the answer to a client's newest call."""
-        if client in self.pending:
-            return self.pending[client]
-        ends = self.unanswered.get(client)
-        return Pending(ends.tx, ends.down)
-
-    def own(self, client: int) -> ClientState:
-        """What a client keeps, none of which is here."""
-        return self.ends().own
-
     def _mend(self, clients: list[int]) -> dict[int, Ends]:
         """The server's step without those whose answers it cannot use; the others' next ends."""
-        usable = find_usable(clients, self._try, self._refuse)
+        usable = clients if self.secured is not None else find_usable(clients, self._try, self._refuse)
         try:
             return self._serve(usable)
         except Exception:  # each half will do, and all together will not
@@ -327,64 +355,9 @@ class Deployment(Asking):
         text = "round %d: the answer of client %d was refused, the server cannot use it: %s"
         log.warning(text, self._key().round, client, error, exc_info=raised, extra={"client": client})
 
-    def _key(self) -> Key:
-        require(self.key is not None, "no round has begun")
-        assert self.key is not None
-        return self.key
-
     def _drop(self, client: int, data: bytes, answer: Answer, why: str) -> Literal[False]:
         text = "an answer of client %d to round %d is dropped: %s"
         log.warning(text, client, answer.round, why, extra={"client": client})
         self.dropped += 1
         self.enter_answer(client, answer.blob, len(data) - answer.payload, used=False)
         return False
-
-    # -- to disk and back -----------------------------------------------------
-
-    def rewind(self, folder: Folder, packet: Packet | None) -> None:
-        """Files of answers that no checkpoint refers to are deleted too."""
-        super().rewind(folder, packet)
-        if packet is None:
-            self.unanswered.load({self.unanswered.kind: {}})
-        self.unanswered.run = self.owner()
-
-    def save(self, folder: Folder) -> None:
-        """Write a checkpoint."""
-        super().save(folder)
-        self.unanswered.settle()
-
-    def facts(self) -> dict[str, Any]:
-        """What, besides the algorithm, makes this run what it is."""
-        return {
-            "seed": self.seed,
-            "clients": self.num_clients,
-            "sample": self.sample,
-            "take": self.first,
-            "clip": self.clip,
-            "start": "known" if self.known else "sent",
-            "privacy": None if self.privacy is None else complete(self.privacy),
-            **self.optional_facts,
-            "parameters": self.slot.layout.size,
-            **self.downlink_fact(),
-        }
-
-    @cached_property
-    def data(self) -> dict[str, str | None]:
-        """A digest of what is evaluated: the clients' data are not here."""
-        return {"test": None if self.test is None else data_digest([self.test])}
-
-    def owner(self) -> str:
-        """Whose a client's file is: of two runs with one setting clients may have done different things."""
-        return f"{self.identity()}-{self.incarnation:016x}"
-
-    def state(self) -> dict[str, State]:
-        """Everything, for a checkpoint between two rounds."""
-        mine = {name: getattr(self, name) for name in STATE_FIELDS}
-        return {**super().state(), **mine, "unanswered": self.unanswered.state()}
-
-    def restore(self, packet: Packet) -> None:
-        """Continue from what :meth:`state` gave, after bytes and back."""
-        super().restore(packet)
-        vars(self).update({name: packet[name] for name in STATE_FIELDS})
-        self.sent = {client: restore(sent, Sent(0, 0, 0.0, 0)) for client, sent in packet["sent"].items()}
-        self.unanswered.load(packet["unanswered"])

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from ..config import complete
 from ..errors import require
+from ..federated.buffered import Buffered, check_replies
 from ..federated.clip import Clip
 from ..federated.privacy import Privacy
 from ..federated.sampler import Sampler
@@ -43,6 +44,11 @@ class Setting(ClientsSetting):
       another, with how many. None: the weighted mean.
     - ``expel``: a client whose answers were far off or refused in so many of its rounds one after another is not called
       any more; never as many as half of the clients. The record has them as ``expelled``. None: nobody is left out.
+    - ``buffer``: nobody is waited for. ``sample`` clients train at any time, and the server steps when as many answers
+      are there as it says, whoever they are from (:class:`~thinwire.Buffered`). A client is called again when it has
+      answered. A round's record has ``staleness``, for how many steps each of its answers was on its way, and
+      ``in_flight``, how many clients still train. Their calls are held and are in the checkpoint: a server that goes on
+      sends them again. None: a round waits for its cohort.
     - ``sampler``: who is called (:class:`~thinwire.Sampler`), such as ``PowerOfChoice(20)``. None:
       ``sample`` of the clients that are there, drawn uniformly.
     - ``device``: where the model is evaluated, as torch names it.
@@ -63,23 +69,35 @@ class Setting(ClientsSetting):
     start: Literal["sent", "known"] = "sent"
     aggregate: Aggregator | None = None
     expel: Count | None = None
+    buffer: Buffered | None = None
     sampler: Sampler | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.mbit is None or 0 < self.mbit < math.inf, f"mbit={self.mbit}: a rate in Mbit/s is positive")
+        require(
+            self.buffer is None or self.take is None,
+            f"take={self.take}: with buffer={self.buffer!r} that says how many answers count; leave take out",
+        )
 
     def first(self, clients: int) -> int:
         """How many answers of a round count. Raises ``ValueError`` where fewer are called."""
         cohort = self.cohort(clients)
+        if self.buffer is not None:
+            check_replies(self.buffer, cohort)
+            return self.buffer.replies
         first = cohort if self.take is None else self.take
         require(0 < first <= cohort, f"take={self.take}: it must be between 1 and the {cohort} sampled")
         return first
 
     def optional_facts(self) -> dict[str, Any]:
         """The fields that runs of before them have not, where they are given, as they are recorded."""
-        values: dict[str, Any] = {"aggregate": self.aggregate and complete(self.aggregate), "expel": self.expel}
-        values |= {"sampler": self.sampler and complete(self.sampler)}
+        values: dict[str, Any] = {
+            "aggregate": self.aggregate and complete(self.aggregate),
+            "expel": self.expel,
+            "buffer": self.buffer and complete(self.buffer),
+            "sampler": self.sampler and complete(self.sampler),
+        }
         return {name: value for name, value in values.items() if value is not None}
 
     def most_of_each(self, clients: int) -> list[int]:

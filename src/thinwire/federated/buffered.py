@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from ..algorithms.base import Algorithm
 from ..config import Config
-from ..errors import CombinationError
+from ..errors import CombinationError, require
 from ..ranges import Count, NonNegative
 from ..wire import Packet, State, restore
 from .envelope import Answer
@@ -28,7 +28,7 @@ from .storage import Ends
 
 @dataclass(frozen=True)
 class Buffered(Config):
-    """``buffer=`` of a simulation: the server steps whenever ``replies`` of them are there, whoever they are from.
+    """``buffer=``: the server steps whenever ``replies`` of them are there, whoever they are from.
 
     A reply to a broadcast of t steps ago counts (1 + t)^-``staleness`` of what a new one does; 0 discounts nothing. The
     simulated clock (:class:`~thinwire.Network`) says when replies arrive. Equal times go by the round of the call, then
@@ -53,6 +53,14 @@ def check_late(buffer: Buffered, algorithm: Algorithm) -> None:
             f"buffer={buffer!r}: a reply of {algorithm!r} to an earlier broadcast means something else later; leave "
             f"buffer out"
         )
+
+
+def check_replies(buffer: Buffered, cohort: int) -> None:
+    """Raise ``ValueError`` for a buffer of more replies than there ever are."""
+    require(
+        buffer.replies <= cohort,
+        f"buffer={buffer!r}: {cohort} clients train at a time, so there are never more replies",
+    )
 
 
 class Arrival(NamedTuple):

@@ -49,10 +49,16 @@ class Call(NamedTuple):
     snapshot: bool
     pieces: Several
     state: int = 0  # the mark of what the client held after the answer that is its base; 0: it is opened anew
+    shares: bytes = b""  # of a secure sum, those that neighbours made for it; a call without any has one field less
 
     def write(self) -> bytes:
         """The bytes of it."""
-        return dumps(self)
+        return dumps(self.fields_sent)
+
+    @property
+    def fields_sent(self) -> tuple[Any, ...]:
+        """The fields that are sent."""
+        return self if self.shares else self[:-1]
 
     @property
     def payload(self) -> int:
@@ -135,8 +141,7 @@ class Scales:
         """All bytes of a message but its payload."""
         alike = _lengths(message)
         if alike not in self.known:
-            values = message.fields_sent if isinstance(message, Answer) else message
-            self.known[alike] = length(values) - message.payload
+            self.known[alike] = length(message.fields_sent) - message.payload
         return self.known[alike]
 
     def size(self, message: Call | Answer) -> int:
@@ -161,7 +166,10 @@ LENGTHS: dict[type, Callable[[Any], Any]] = {
 def read_call(data: bytes) -> Call:
     """A call from its bytes. Raises ``WireError``."""
     like = Call("", 0, 0, 0, 0, 0, 0, 0.0, False, Several([], Piece(0, b"")), 0)
-    call: Call = restore(loads(data, max_depth=3), like)
+    fields = loads(data, max_depth=3)
+    if isinstance(fields, list) and len(fields) == len(like) - 1:
+        fields.append(like.shares)
+    call: Call = restore(fields, like)
     check(0 <= call.client < call.clients, "a client of the run's")
     check(0 <= call.base < call.round and call.seed >= 0, "a call of a round")
     check(call.pieces or (call.base == 0 and not call.snapshot), "what a client misses")

@@ -85,7 +85,7 @@ class Rounds(Evaluation):
         self.suspects, self.discount = Suspects(setting.expel, num_clients), setting.discount
         if self.rule is not None:
             check_rule(self.rule, algorithm, self.up, setting.replies(num_clients))
-        self.secured = Secured.of(algorithm, self.up, setting, num_clients, self.clients_here)
+        self.secured, self.shares = Secured.of(algorithm, self.up, setting, num_clients), dict[int, bytes]()
         self.sampler, self.questions = setting.sampler, Questions()
         check_sampler(self.sampler, algorithm, self.start, setting, num_clients, self.secured is not None)
         if privacy is not None:
@@ -193,7 +193,8 @@ class Rounds(Evaluation):
         pieces = [Piece(m.round, m.blob) for m in parcel.messages]
         pieces += [] if parcel.own is None else [Piece(number, parcel.own.blob)]
         about = self.digest, self.incarnation, self.seed, self.num_clients, client, number, base, self.rate(client)
-        return Call(*about, parcel.snapshot, Several(pieces, Piece(0, b"")), self.mark_of(client, base)), parcel
+        state, shares = self.mark_of(client, base), self.shares.get(client, b"")
+        return Call(*about, parcel.snapshot, Several(pieces, Piece(0, b"")), state, shares), parcel
 
     def letter(self, client: int, base: int) -> Letter | None:
         """What a client alone is sent, made from the newest state and for what this client holds."""

@@ -93,7 +93,7 @@ def draw_clients(
     sampler: Sampler | None, order: Sequence[int], count: int, sizes: Sequence[int], key: Key
 ) -> list[int]:
     """Who takes part in a round, or is asked; ``order`` are the clients that are there, shuffled."""
-    if sampler is None or not order:
+    if sampler is None or not order or not count:
         return sorted(order[:count])
     about = Draw(key.round, sorted(order), count, sizes, key.generator("sampler"))
     return check_drawn(sampler, sampler.draw(about), about.clients, len(order) if sampler.asks else count)

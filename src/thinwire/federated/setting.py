@@ -38,6 +38,7 @@ class ClientsSetting(BaseSetting):
     start: Literal["sent", "known"]
     aggregate: Aggregator | None
     expel: int | None
+    buffer: Buffered | None
     sampler: Sampler | None
 
     def __post_init__(self) -> None:
@@ -57,12 +58,12 @@ class ClientsSetting(BaseSetting):
         return clients if self.sample is None else self.sample
 
     def replies(self, clients: int) -> int:
-        """How many replies of so many clients a round has if none is lost."""
-        return self.cohort(clients)
+        """How many replies of so many clients a round has if none is lost; with a buffer as many as it holds."""
+        return self.cohort(clients) if self.buffer is None else self.buffer.replies
 
     def discount(self, steps: int) -> float:
         """What a reply to a broadcast of so many steps ago counts beside its weight."""
-        return 1.0
+        return 1.0 if self.buffer is None else self.buffer.discount(steps)
 
 
 @dataclass(frozen=True)
@@ -177,14 +178,6 @@ class Setting(ClientsSetting):
             self.expel is None or rule_of(self.aggregate) is not None,
             f"expel={self.expel}: it goes by how far replies are from what aggregate= makes of them; give that too",
         )
-
-    def replies(self, clients: int) -> int:
-        """With a buffer as many as it holds."""
-        return super().replies(clients) if self.buffer is None else self.buffer.replies
-
-    def discount(self, steps: int) -> float:
-        """With a buffer what that says."""
-        return super().discount(steps) if self.buffer is None else self.buffer.discount(steps)
 
     def records(self, what: str) -> bool:
         """Whether ``record`` asks for "looks", "bytes", "layers", "gradients" or "models"."""

@@ -30,7 +30,7 @@ from ..train.slot import Slot, floats, make_module
 from ..train.threads import one_thread
 from ..wire import Packet, State
 from .asking import ask_clients
-from .buffered import Arrival, Flights, check_late
+from .buffered import Arrival, Flights, check_late, check_replies
 from .changes import MODELS, Changes, keep
 from .client import Job, Manner, Reply, Training, adapt_model
 from .envelope import NUMBER, Answer, Call, Scales
@@ -41,7 +41,7 @@ from .pool import Pool, Work
 from .rank_pool import Ranks
 from .result import Record
 from .rounds import Rounds
-from .secure.run import Gathering
+from .secure.trips import Gathering, Here
 from .setting import Setting
 from .storage import Disk, Ends, Pending
 from .stream import Parcel
@@ -125,10 +125,7 @@ class Simulation(Rounds):
         super().__init__(algorithm, slot, len(tasks), setting, tested)
         if buffer is not None:
             check_late(buffer, algorithm)
-        require(
-            buffer is None or buffer.replies <= self.sample,
-            f"buffer={buffer!r}: {self.sample} clients train at a time, so there are never more replies",
-        )
+            check_replies(buffer, self.sample)
         attack, hostile = setting.attack, None
         if attack is not None:
             hostile = Hostile.of(attack, self.up, len(tasks), setting.seed)
@@ -166,6 +163,8 @@ class Simulation(Rounds):
         key = self.publish()
         cohort = self._free(key) if given is None else given
         silent = self._silent(cohort, key)
+        secret = None if self.secured is None else Here(Gathering.of(self, self.secured, cohort))
+        self.shares = {} if secret is None else secret.shares
         parcels = self.pool.each(self.parcel, cohort) if self.apart else [None] * len(cohort)  # each is encoded
         delivered = {client: self._deliver(client, parcel) for client, parcel in zip(cohort, parcels, strict=True)}
         calls = {client: call for client, (call, _) in delivered.items()}
@@ -173,7 +172,6 @@ class Simulation(Rounds):
         asking = 0.0  # seconds
         if given is None and self.sampler is not None and self.sampler.asks:
             active, asking = ask_clients(self, {client: delivered[client] for client in active})
-        secret = None if self.secured is None else Gathering(self.secured, cohort, key)
         ends = {client: self.states.get(client) for client in active}
         jobs = [self.job(*delivered[client], ends[client]) for client in active]
         if self.plan is None:
@@ -208,7 +206,7 @@ class Simulation(Rounds):
             self.bind(self.norms)
         secrets = None if secret is None else secret.end(arrival.answer.client for arrival in waiting)
         if secret is not None:
-            secret.enter(self.ledger, self.round + 1)
+            secret.gathering.enter(self.ledger)
             lost, waiting = (lost, waiting) if secrets else (lost + len(waiting), [])
         for arrival in waiting:
             self._take(arrival)
@@ -263,7 +261,7 @@ class Simulation(Rounds):
         return self.draw_cohort(key, set(range(self.num_clients)) - set(there), self.sample - len(there))
 
     def _arrivals(
-        self, calls: Mapping[int, Call], jobs: Sequence[Job], ends: Mapping[int, Ends], secret: Gathering | None
+        self, calls: Mapping[int, Call], jobs: Sequence[Job], ends: Mapping[int, Ends], secret: Here | None
     ) -> Iterator[Arrival]:
         """What comes of jobs, in their order."""
         network, version = self.setting.network, self.stream.version

@@ -67,11 +67,14 @@ def read_state(path: Path) -> Packet:
     return loads(data, max_values=None, finite=False)
 
 
-def write_atomic(path: Path, write: bytes | Callable[[IO[bytes]], object]) -> None:
-    """Replace ``path`` as a whole, by these bytes or by what a function writes, and only once they are on disk."""
+def write_atomic(path: Path, write: bytes | Callable[[IO[bytes]], object], private: bool = False) -> None:
+    """Replace ``path`` as a whole, by these bytes or by what a function writes, and only once they are on disk.
+
+    A ``private`` file is for this user alone.
+    """
     make_folder(path.parent)
     draft = path.with_name(f".{path.name}.draft")
-    with open(draft, "wb") as file:
+    with open(draft, "wb", opener=lambda name, flags: os.open(name, flags, 0o600 if private else 0o666)) as file:
         file.write(write) if isinstance(write, bytes) else write(file)
         file.flush()
         os.fsync(file.fileno())

@@ -7,7 +7,7 @@ import hashlib
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from typing import Protocol, runtime_checkable
 
@@ -57,6 +57,9 @@ class Nodes:
         self.asked: dict[str, int] = {}  # message -> node: who are you?
         self.since: dict[int, float] = {}  # node -> when it was asked
         self.waiting: dict[str, tuple[int, float, Transfer | None]] = {}  # message -> client, when it was called
+        self.questions: dict[str, int] = {}  # message -> client, of those that were sent last
+        self.called: dict[int, float] = {}  # client -> when it was called last
+        self.spare: dict[str, Message | None] = {}  # with a buffer, replies that came when that was full
         self.transfers: dict[int, Transfer] = {}  # client -> its newest call, where that or its answer may be large
         self.bills = dict[tuple[int, Direction], tuple[int, int]]()  # of this round's transfers: framing, retries
         self.answers, self.introductions = Mail(grid), Mail(grid)
@@ -99,34 +102,37 @@ class Nodes:
     def round(self) -> None:
         """Call a cohort and hand in what it answers, until enough is there, nobody is left, or time is up."""
         self.lossy |= set(self.run.sent)
-        calls = self.run.begin(self.muster())
-        if self.run.asking:
-            self.board.begin(calls)
-            self.call_all(calls)
-            self.wait(lambda: calls.keys() <= self.run.questions.losses.keys())
-            for client in calls.keys() & self.transfers.keys():
-                self.abandon(client)
-            calls = self.run.choose_called()
-        self.board.begin(calls)
-        self.call_all(calls)
-        self.wait(lambda: self.run.full)
+        messages = self.run.begin(self.muster())
+        while messages or self.run.flights:
+            self.board.begin([*messages, *self.run.flights])
+            self.send_all(messages)
+            self.wait()
+            self.questions.clear()
+            if self.run.asks_losses:
+                for client in messages.keys() & self.transfers.keys():
+                    self.abandon(client)
+            messages = self.run.proceed()
+            if not messages:
+                break
 
-    def call_all(self, calls: dict[int, bytes]) -> None:
-        """Send each of its client what it is called with."""
+    def send_all(self, messages: dict[int, bytes]) -> None:
+        """Send each client its call, or its question."""
         now = time.monotonic()
-        self.gaps = {client: now - self.answered.pop(client) for client in calls.keys() & self.answered.keys()}
-        for client, data in calls.items():
+        self.gaps = {client: now - self.answered.pop(client) for client in messages.keys() & self.answered.keys()}
+        for client, data in messages.items():
             self.run.owners.setdefault(self.run.names[client], self.keys[self.nodes[client]])
-            self.call(client, data)
+            self.ask(client, data) if self.run.asking else self.call(client, data)
             self.linger(client)
 
-    def wait(self, done: Callable[[], bool]) -> None:
-        """Hand in what comes until that is so, nobody is left, or time is up."""
+    def wait(self) -> None:
+        """Hand in what is answered to what was sent last, until that is enough, nobody is left, or time is up."""
         look, end = 0.0, time.monotonic() + self.deadline
-        while not done() and self.out() and time.monotonic() < end:
+        while not self.run.full and self.out() and (self.run.flights or time.monotonic() < end):
             for client, transfer in list(self.transfers.items()):
                 self.go_on(client)
                 self.board.chunks[client] = transfer.progress
+            for client in [c for c in self.run.flights if time.monotonic() > self.called.get(c, 0.0) + self.deadline]:
+                self.run.lose(client)
             self.show()
             if not self.collect() and time.monotonic() > look:
                 self.enrol()
@@ -146,12 +152,19 @@ class Nodes:
 
         It is cut as if the server's uplink, which nobody measures, were as fast as the client's, for all together.
         """
+        self.called[client] = time.monotonic()
         self.abandon(client)
         if self.large(data):
             self.transfers[client] = Transfer(data, self.run.most, self.chunks_of(client), partial(self.bill, client))
             self.go_on(client)
             return
         self.send(client, data)
+
+    def ask(self, client: int, data: bytes) -> None:
+        """Send a question, whose answer is of use until the next messages are sent."""
+        for sent in self.push(self.nodes[client], data):
+            self.questions[sent] = client
+            self.answers.expect(sent)
 
     def send(self, client: int, data: bytes, transfer: Transfer | None = None) -> list[str]:
         """Send a client a blob, whose reply is looked for; the number of the message, if it could be sent."""
@@ -197,15 +210,28 @@ class Nodes:
         return [sent for sent in self.grid.push_messages([message]) if sent]
 
     def out(self) -> bool:
-        """Whether an answer to this round's call may still come."""
+        """Whether an answer to what was sent last may still come."""
+        if self.run.asking:
+            return bool(self.questions)
+        if self.run.flights:
+            return True
         now = self.run.round + 1
         called = {client for client, _, _ in self.waiting.values()} | self.transfers.keys()
         return any(self.run.sent[client].round == now for client in called & self.run.sent.keys())
 
     def collect(self) -> bool:
         """Hand in what arrives before the next look; whether anything has."""
-        messages = self.answers.wait(self.poll)
+        messages = self.spare or self.answers.wait(self.poll)
+        self.spare = {}
         for sent, message in messages.items():
+            if self.run.setting.buffer is not None and self.run.full:
+                self.spare[sent] = message
+                continue
+            if sent in self.questions:
+                self.hear(self.questions.pop(sent), message)
+                continue
+            if sent not in self.waiting:
+                continue  # an answer to an earlier question
             client, since, transfer = self.waiting.pop(sent)
             if transfer is not None and transfer is not self.transfers.get(client):
                 continue  # it was called again
@@ -218,8 +244,7 @@ class Nodes:
                     transfer.lost(sent)
                     continue
                 self.abandon(client)
-                self.board.note(client, "failed")
-                log.warning("client %d failed: %s", client, why, extra={"client": client})
+                self.fail(client, why)
                 continue
             sending = self.on_its_way(message)
             try:
@@ -253,6 +278,21 @@ class Nodes:
             return self.run.accept(client, data, seconds, sending)
         self.run.hear_loss(client, data)
         return True
+
+    def hear(self, client: int, message: Message | None) -> None:
+        """Hand in the answer to a question."""
+        if message is None or message.has_error():
+            self.fail(client, "its message cannot be read" if message is None else message.error.reason)
+            return
+        with contextlib.suppress(WireError):  # it is in the log and in the record
+            self.run.hear(client, unpack(message.content, max(self.run.most, 2 * CHUNK)))
+            self.answered[client] = time.monotonic()
+
+    def fail(self, client: int, why: str | None) -> None:
+        """Note that a client does not answer."""
+        self.run.lose(client)
+        self.board.note(client, "failed")
+        log.warning("client %d failed: %s", client, why, extra={"client": client})
 
     def on_its_way(self, message: Message) -> float | None:
         """Seconds since a reply was made, at most; None where its sender's clock has been seen to be too far ahead."""

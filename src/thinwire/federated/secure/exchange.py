@@ -2,7 +2,7 @@
 
 Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning", CCS 2017, Figure 4 without its
 signatures, among the neighbours of Bell, Bonawitz, Gascón, Lepoint, Raykova, "Secure Single-Server Aggregation with
-(Poly)Logarithmic Overhead", CCS 2020, Algorithm 2. A server that follows the protocol, and up to ``threshold`` - 1
+(Poly)Logarithmic Overhead", CCS 2020, Algorithm 2. A server that follows the protocol, and up to ``threshold``
 neighbours of a client that tell it everything, learn no more of that client than the sum.
 
 =========  ==========================================  ==========================================
@@ -12,13 +12,16 @@ keys       two public keys, of channels and of masks   those of its neighbours
 shares     for each neighbour, sealed: a share of its  those that are for it
            mask key, and of the seed of its own mask
 reply      its numbers, with all masks                 who has replied, of its neighbours
-shares     of those the share of the own mask's seed;
-           of others that of the mask key
+reveal     of those, and of itself, the share of the
+           own mask's seed; of others that of the
+           mask key
 =========  ==========================================  ==========================================
 
 Of i and j the lower adds what both draw from their common key, and the higher subtracts it. What is left in the sum are
 the own masks of those who replied, and what the others' neighbours share with them: both are drawn again from the
-secrets that ``threshold`` shares give back. A client gives of each neighbour the one share or the other, once.
+secrets that ``threshold`` + 1 shares give back, of which a client holds one of its own. It gives of each neighbour the
+one share or the other, once. It hides one reply in a round; and where the round is begun again, with other keys, it
+helps to uncover the sum of the same clients or none, for two sums that differ by a client are its reply.
 
 Differences from the papers: keys are new in every round, and masks are drawn for each field by its name. Neighbours
 stand in a ring that the round's public seed draws. Messages are not signed: a server that lies about who replied, or
@@ -27,9 +30,11 @@ makes up clients, is not guarded against.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Int64
@@ -62,8 +67,8 @@ class Circle:
     def of(clients: Iterable[int], key: Key, about: bytes, degree: int | None, threshold: int | None) -> Circle:
         """``degree`` neighbours each, an even number; None: all of up to 33 clients, else 16 log2 of their number.
 
-        ``threshold`` of them have to answer, None: more than half. Raises ``ValueError`` for a threshold that fewer
-        neighbours than there are can reach.
+        ``threshold`` of them have to answer beside the client, None: half of them, rounded up, so that together they
+        are more than half. Raises ``ValueError`` for a threshold that fewer neighbours than there are can reach.
         """
         clients = sorted(clients)
         n = len(clients)
@@ -74,7 +79,7 @@ class Circle:
             near = {order[(place + sign * step) % n] for step in range(1, (degree + 1) // 2 + 1) for sign in (1, -1)}
             neighbours[client] = tuple(sorted(near - {client}))
         least = min(map(len, neighbours.values()), default=0)
-        threshold = threshold or least // 2 + 1
+        threshold = threshold or (least + 1) // 2
         if n < 2 or threshold > least:
             raise ValueError(
                 f"{n} client(s) in a round of which {threshold} neighbours have to answer: a secure sum needs two "
@@ -83,16 +88,55 @@ class Circle:
         return Circle(about, neighbours, threshold)
 
 
-class Member:
-    """One client's half of a round."""
+class Kept(NamedTuple):
+    """What a client keeps of a round between two messages, on its disk where it is a process of its own."""
 
-    def __init__(self, client: int, circle: Circle) -> None:
+    about: bytes = b""
+    client: int = 0
+    threshold: int = 0
+    neighbours: bytes = b""
+    private: bytes = b""  # the keys of channels and of masks, and the seed; nothing once shares are given
+    public: bytes = b""
+    held: bytes = b""
+    hidden: bytes = b""
+    replied: bytes = b""
+
+
+class Member:
+    """One client's half of a round. ``before`` is what it kept of the same round, where that is begun again."""
+
+    def __init__(self, client: int, circle: Circle, before: Kept | None = None) -> None:
         self.client, self.circle = client, circle
         self.neighbours = circle.neighbours[client]
         self.channel, self.mask, self.seed = Pair.new(), Pair.new(), Pair.new().private
         self.public: dict[int, tuple[bytes, bytes]] = {}
         self.held: dict[int, tuple[bytes, bytes]] = {}  # of whom: shares of its mask key, and of its seed
         self.given = False
+        self.hidden = b""  # a digest of the reply that it has hidden
+        again = before is not None and before.about == circle.about
+        self.replied = before.replied if before is not None and again else b""  # of whose sum it has given shares
+
+    def keep(self) -> Kept:
+        """For a file. When shares are given the keys are not in it."""
+        public = _write({i: b"".join(pair) for i, pair in self.public.items()})
+        held = _write({i: b"".join(pair) for i, pair in self.held.items()})
+        about = self.circle.about, self.client, self.circle.threshold, write_clients(self.neighbours)
+        if self.given:
+            return Kept(*about, replied=self.replied)
+        private = self.channel.private + self.mask.private + self.seed
+        return Kept(*about, private, public, held, self.hidden, self.replied)
+
+    @staticmethod
+    def of(kept: Kept) -> Member:
+        """The client that :meth:`keep` was asked of. Raises ``WireError`` where its keys are gone."""
+        check(kept.private, "keys that have not given their shares")
+        near = {kept.client: tuple(list_clients(kept.neighbours))}
+        member = Member(kept.client, Circle(kept.about, near, kept.threshold))
+        member.channel, member.mask = Pair.of(kept.private[:LENGTH]), Pair.of(kept.private[LENGTH : 2 * LENGTH])
+        member.seed, member.hidden, member.replied = kept.private[2 * LENGTH :], kept.hidden, kept.replied
+        member.public = _pairs(kept.public)
+        member.held = _pairs(kept.held)
+        return member
 
     def keys(self) -> bytes:
         """What it sends first."""
@@ -100,15 +144,18 @@ class Member:
 
     def shares(self, data: bytes) -> bytes:
         """What it sends on its neighbours' public keys. Raises :class:`TooFew`, and ``WireError``."""
-        for client, keys in _rows(data, 2 * LENGTH).items():
+        check(not self.held, "one question for shares: others would be of the same keys")
+        for client, keys in _pairs(data).items():
             check(client in self.neighbours, "the keys of neighbours")
-            self.public[client] = keys[:LENGTH], keys[LENGTH:]
+            self.public[client] = keys
         check(len({key for pair in self.public.values() for key in pair}) == 2 * len(self.public), "a key for each")
         if len(self.public) < self.circle.threshold:
             raise TooFew(f"client {self.client}: {len(self.public)} neighbours are there")
-        count, threshold = len(self.neighbours), self.circle.threshold
-        pairs = zip(*(shamir.split(x, count, threshold) for x in (self.mask.private, self.seed)), strict=True)
-        shares = dict(zip(self.neighbours, pairs, strict=True))
+        holders = (*self.neighbours, self.client)
+        secrets, threshold = (self.mask.private, self.seed), self.circle.threshold + 1
+        pairs = zip(*(shamir.split(x, len(holders), threshold) for x in secrets), strict=True)
+        shares = dict(zip(holders, pairs, strict=True))
+        self.held[self.client] = shares[self.client]
         return _write(
             {to: seal(self._channel(self.client, to), b"".join(shares[to]), self._about) for to in self.public}
         )
@@ -119,26 +166,39 @@ class Member:
             check(client in self.public, "shares of neighbours whose keys are known")
             both = unseal(self._channel(client, self.client), sealed, self._about)
             self.held[client] = both[:LENGTH], both[LENGTH:]
-        if len(self.held) < self.circle.threshold:
-            raise TooFew(f"client {self.client}: {len(self.held)} neighbours made shares")
+        if len(self._partners) < self.circle.threshold:
+            raise TooFew(f"client {self.client}: {len(self._partners)} neighbours made shares")
+
+    def commit(self, reply: bytes) -> None:
+        """Say which reply it hides. Raises ``WireError`` for a second one: the difference of two would be bare."""
+        digest = hashlib.sha256(reply + b"".join(map(b"%d,".__mod__, self._partners))).digest()
+        check(self.hidden in (b"", digest), "one reply to hide in a round")
+        self.hidden = digest
 
     def hide(self, name: str, numbers: Int64[Tensor, " n"], width: int) -> Int64[Tensor, " n"]:
         """The numbers of a field with all masks, modulo 2**width."""
         hidden = numbers + draw(self.seed, name, len(numbers), width)
-        for other in self.held:
+        for other in self._partners:
             common = draw(self._common(other), name, len(numbers), width)
             hidden = hidden + common if self.client < other else hidden - common
         return hidden & ((1 << width) - 1)
 
     def reveal(self, data: bytes) -> bytes:
         """The shares that the server asks for when it says who has replied. Raises ``WireError`` for a second time."""
-        replied = _rows(data, 0)
+        replied = set(list_clients(data))
         check(not self.given, "one question for shares: the second would give both of a neighbour")
-        check(replied.keys() <= self.held.keys(), "neighbours that have replied")
+        check(replied <= set(self._partners), "neighbours that have replied")
+        same = not self.replied or set(list_clients(self.replied)) == replied
+        check(same, "the clients of the sum that was uncovered before this round was begun again")
         if len(replied) < self.circle.threshold:
             raise TooFew(f"client {self.client}: {len(replied)} neighbours have replied")
-        self.given = True
-        return _write({client: pair[client in replied] for client, pair in self.held.items()})
+        self.given, self.replied = True, data
+        return _write({client: pair[client in replied or client == self.client] for client, pair in self.held.items()})
+
+    @property
+    def _partners(self) -> list[int]:
+        """The neighbours with whom it shares masks."""
+        return [client for client in self.held if client != self.client]
 
     @property
     def _about(self) -> bytes:
@@ -162,40 +222,60 @@ class Broker:
         self.sealed: dict[int, dict[int, bytes]] = {}  # by sender and receiver
         self.replied: set[int] = set()
 
-    def keys(self, sent: Mapping[int, bytes]) -> dict[int, bytes]:
-        """What each client is sent on the keys of those that are there. Raises ``WireError``, naming the client."""
-        for client, data in sent.items():
+    def check(self, trip: str, client: int, data: bytes) -> None:
+        """Raise ``WireError``, naming the client, for what is no answer to a question of this trip."""
+        if trip == "keys":
             check(len(data) == 2 * LENGTH, f"client {client}: two public keys of {LENGTH} bytes")
+        elif trip == "shares":
+            near = self.circle.neighbours[client]
+            check(_rows(data, SEALED).keys() <= set(near), f"client {client}: shares for its neighbours")
+        else:
+            known = {client, *(j for j, made in self.sealed.items() if client in made)}
+            check(_rows(data, LENGTH).keys() <= known, f"client {client}: shares that it was given")
+
+    def keys(self, sent: Mapping[int, bytes]) -> dict[int, bytes]:
+        """What each client is sent on the keys of those that are there. Raises ``WireError``, naming the client.
+
+        Whoever has too few neighbours left is sent nothing any more.
+        """
+        for client, data in sent.items():
+            self.check("keys", client, data)
             self.public[client] = data[:LENGTH], data[LENGTH:]
         near = self.circle.neighbours
-        return {i: _write({j: b"".join(self.public[j]) for j in near[i] if j in self.public}) for i in self.public}
+        return self._enough({i: {j: self.public[j] for j in near[i] if j in self.public} for i in self.public})
 
     def shares(self, sent: Mapping[int, bytes]) -> dict[int, bytes]:
         """What each client is sent on the shares that clients made."""
         for client, data in sent.items():
+            self.check("shares", client, data)
             self.sealed[client] = _rows(data, SEALED)
-        return {i: _write({j: made[i] for j, made in self.sealed.items() if i in made}) for i in self.sealed}
+        return self._enough({i: {j: (made[i],) for j, made in self.sealed.items() if i in made} for i in self.sealed})
+
+    def _enough(self, rows: Mapping[int, Mapping[int, tuple[bytes, ...]]]) -> dict[int, bytes]:
+        """The messages to those who have neighbours enough."""
+        enough = {i: row for i, row in rows.items() if len(row) >= self.circle.threshold}
+        return {i: _write({j: b"".join(parts) for j, parts in row.items()}) for i, row in enough.items()}
 
     def ask(self, replied: Iterable[int]) -> dict[int, bytes]:
         """What each client that has replied is asked: which of its neighbours have."""
         self.replied = set(replied) & set(self.sealed)
-        return {i: _write({j: b"" for j in self._near(i) if j in self.replied}) for i in self.replied}
+        return {i: write_clients(j for j in self._near(i) if j in self.replied) for i in self.replied}
 
     def secrets(self, sent: Mapping[int, bytes]) -> Secrets:
         """What takes the masks off the sum of those who replied. Raises :class:`TooFew`, and ``WireError``."""
-        found = dict[int, dict[int, bytes]]()
+        found, needed = dict[int, dict[int, bytes]](), self.circle.threshold + 1
         for client, data in sent.items():
+            self.check("reveal", client, data)
             for of, share in _rows(data, LENGTH).items():
-                check(of in self.sealed and client in self.sealed[of], f"client {client}: shares that it was given")
-                number = self.circle.neighbours[of].index(client) + 1
+                number = (*self.circle.neighbours[of], of).index(client) + 1
                 found.setdefault(of, {})[number] = share
         lost = {j for i in self.replied for j in self._near(i)} - self.replied
         whole = dict[int, bytes]()
         for client in self.replied | lost:
             shares = found.get(client, {})
-            if len(shares) < self.circle.threshold:
-                raise TooFew(f"{len(shares)} of {self.circle.threshold} shares of client {client} are there")
-            whole[client] = shamir.combine(dict(list(shares.items())[: self.circle.threshold]))
+            if len(shares) < needed:
+                raise TooFew(f"{len(shares)} of {needed} shares of client {client} are there")
+            whole[client] = shamir.combine(dict(list(shares.items())[:needed]))
         for client in lost:
             check(Pair.of(whole[client]).public == self.public[client][1], f"shares of the key of client {client}")
         return Secrets(self, {i: whole[i] for i in self.replied}, {j: whole[j] for j in lost})
@@ -226,9 +306,24 @@ class Secrets:
         return total & ((1 << width) - 1)
 
 
+def write_clients(clients: Iterable[int]) -> bytes:
+    """Numbers of clients as bytes."""
+    return _write(dict.fromkeys(clients, b""))
+
+
+def list_clients(data: bytes) -> list[int]:
+    """The numbers that :func:`write_clients` wrote. Raises ``WireError``."""
+    return list(_rows(data, 0))
+
+
 def _write(rows: Mapping[int, bytes]) -> bytes:
     """Clients' numbers, and as many bytes of each."""
     return dumps([torch.tensor(list(rows), dtype=torch.int32, device="cpu"), b"".join(rows.values())])
+
+
+def _pairs(data: bytes) -> dict[int, tuple[bytes, bytes]]:
+    """Rows of two keys each, or of two shares. Raises ``WireError``."""
+    return {client: (both[:LENGTH], both[LENGTH:]) for client, both in _rows(data, 2 * LENGTH).items()}
 
 
 def _rows(data: bytes, size: int) -> dict[int, bytes]:

@@ -1,8 +1,8 @@
-"""Where a run adds replies in secret: which fields, what is refused, and the exchange in a simulation."""
+"""Where a run adds replies in secret: which fields, what is refused, what is hidden and what is taken off."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from ...algorithms.base import Algorithm
@@ -11,11 +11,10 @@ from ...key import Key
 from ...links import SecureSum
 from ...links.secure import holds_secret
 from ...wire import Packet, dumps
-from ..ledger import Ledger
 from ..mean import Mean
 from ..messages import Form, Leaf
 from ..setting import ClientsSetting
-from .exchange import Broker, Circle, Member, Secrets, TooFew
+from .exchange import Circle, Member, Secrets
 from .masks import check_installed
 
 
@@ -25,19 +24,27 @@ class Secured:
 
     form: Form
     link: SecureSum  # of the first field: the neighbours of all are its
-    about: str  # names the run
 
     @staticmethod
-    def of(algorithm: Algorithm, form: Form, setting: ClientsSetting, clients: int, here: bool) -> Secured | None:
-        """None where no field is. Raises :class:`CombinationError` where the server would learn more than a sum.
+    def of(algorithm: Algorithm, form: Form, setting: ClientsSetting, clients: int) -> Secured | None:
+        """None where no field is. Raises :class:`CombinationError` where the server would learn more than a sum."""
+        secured = Secured.on(form)
+        if secured is not None:
+            secured.check(algorithm, setting, clients)
+        return secured
 
-        ``here``: whether clients are in this process, as in a simulation.
-        """
-        links = [leaf.link for leaf in form.leaves if isinstance(leaf.link, SecureSum)]
-        if not any(leaf.link is not None and holds_secret(leaf.link) for leaf in form.leaves):
+    @staticmethod
+    def on(form: Form) -> Secured | None:
+        """None where no field is."""
+        links = [leaf.link for leaf in form.leaves if leaf.link is not None and holds_secret(leaf.link)]
+        if not links:
             return None
         check_installed()
-        name = repr(algorithm)
+        return Secured(form, next((link for link in links if isinstance(link, SecureSum)), SecureSum()))
+
+    def check(self, algorithm: Algorithm, setting: ClientsSetting, clients: int) -> None:
+        """Raise :class:`CombinationError` where the server would learn more than a sum, or clients are too many."""
+        name, form = repr(algorithm), self.form
         for leaf in form.leaves:
             if not isinstance(leaf.link, SecureSum):
                 raise CombinationError(f"{name}: the server would see {leaf.name} of each client: {_mend(leaf)}")
@@ -55,19 +62,12 @@ class Secured:
                     f"{name}: {asked}={value!r} looks at each reply, and the server sees none of them: leave it out"
                 )
         sample = setting.cohort(clients)
-        for link in links:
-            if sample > link.most:
+        for link in {leaf.link for leaf in form.leaves}:
+            if isinstance(link, SecureSum) and sample > link.most:
                 raise CombinationError(f"{link!r}: {sample} clients take part in a round: give most={sample}")
-        if not here:
-            raise CombinationError(
-                f"{name}: clients of a deployment do not exchange the keys of a SecureSum, and the server would see "
-                f"their replies: take it out, or simulate"
-            )
-        return Secured(form, links[0], str(setting.seed))
 
-    def circle(self, cohort: Sequence[int], key: Key) -> Circle:
+    def circle(self, cohort: Collection[int], key: Key, about: bytes = b"") -> Circle:
         """The clients of a round, and who is whose neighbour. Raises ``ValueError`` for a single client."""
-        about = f"{self.about}|{key.round}".encode()
         return Circle.of(cohort, key, about, self.link.neighbours, self.link.threshold)
 
     def hide(self, member: Member, blob: bytes) -> bytes:
@@ -104,50 +104,3 @@ def _mend(leaf: Leaf) -> str:
     if leaf.link is None:
         return "take a method whose replies have no numbers beside their layers"
     return "put SecureSum around other links" if holds_secret(leaf.link) else "give it a SecureSum too"
-
-
-class Gathering:
-    """A round's exchange, of which all clients are here: every message is made and counted, and none is late."""
-
-    def __init__(self, secured: Secured, cohort: Sequence[int], key: Key) -> None:
-        circle = secured.circle(cohort, key)
-        self.secured, self.broker = secured, Broker(circle)
-        self.members = {client: Member(client, circle) for client in cohort}
-        self.up, self.down = dict.fromkeys(cohort, 0), dict.fromkeys(cohort, 0)
-        keys = self._count_down(
-            self.broker.keys(self._count_up({i: member.keys() for i, member in self.members.items()}))
-        )
-        made = self._count_up({i: member.shares(keys[i]) for i, member in self.members.items()})
-        for client, data in self._count_down(self.broker.shares(made)).items():
-            self.members[client].take(data)
-
-    def _count_up(self, messages: dict[int, bytes]) -> dict[int, bytes]:
-        """Count what clients send."""
-        for client, data in messages.items():
-            self.up[client] += len(data)
-        return messages
-
-    def _count_down(self, messages: dict[int, bytes]) -> dict[int, bytes]:
-        """Count what they are sent."""
-        for client, data in messages.items():
-            self.down[client] += len(data)
-        return messages
-
-    def hide(self, client: int, blob: bytes) -> bytes:
-        """A client's reply as it is sent."""
-        return self.secured.hide(self.members[client], blob)
-
-    def enter(self, ledger: Ledger, round: int) -> None:
-        """Enter the bytes of keys and shares: they are framing."""
-        for client in self.up:
-            ledger.enter_framing(round, client, "up", self.up[client])
-            ledger.enter_framing(round, client, "down", self.down[client])
-
-    def end(self, replied: Iterable[int]) -> Secrets | None:
-        """What takes the masks off the sum of those who replied; None: too few are left, and nobody learns anything."""
-        asked = self._count_down(self.broker.ask(replied))
-        try:
-            shares: Mapping[int, bytes] = {i: self.members[i].reveal(data) for i, data in asked.items()}
-            return self.broker.secrets(self._count_up(dict(shares)))
-        except TooFew:
-            return None

@@ -18,6 +18,7 @@ from tested.parts import method, model, tasks
 from thinwire.deploy import flower
 from thinwire.deploy.client import Node
 from thinwire.federated.envelope import Answer, read_answer, read_call
+from thinwire.federated.secure.trips import read_question
 from thinwire.wire import loads
 
 LIAR = 2  # the client
@@ -35,6 +36,8 @@ class Tested(Node):
         super().__init__(method(str(config["method"])), wide, task, folder, test=test)
 
     def answer(self, data: bytes) -> bytes:
+        if read_question(data) is not None:  # of a secure sum
+            return super().answer(data)
         round = read_call(data).round
         kind = self.spoil[round - 2] if self.number == LIAR and 2 <= round < len(self.spoil) + 2 else ""
         if kind == "unheard":

@@ -5,10 +5,12 @@ import os
 import resource
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+import thinwire as tw
 from tested.parts import SEED, method, model, tasks
 from thinwire.deploy import flower
 
@@ -27,7 +29,15 @@ def main(grid: Grid, context: Context) -> None:
 
     (out / "pid").write_text(str(os.getpid()))
     clients, rounds = int(config["clients"]), int(config["rounds"])
-    options = {"deadline": float(config["deadline"]), "seed": SEED, "test": tasks()[0], "poll": 1.0, "on_round": peak}
-    options |= {"start": str(config["start"])}
+    options: dict[str, Any] = {
+        "deadline": float(config["deadline"]),
+        "seed": SEED,
+        "test": tasks()[0],
+        "poll": 1.0,
+        "on_round": peak,
+        "start": str(config["start"]),
+    }
+    if int(config["buffer"]):
+        options["buffer"] = tw.Buffered(int(config["buffer"]))
     wide = partial(model, int(config["width"]), bool(config["norm"]))
     flower.serve(grid, method(str(config["method"])), wide, clients, rounds, out=out, **options)
