@@ -472,3 +472,40 @@ def test_without_flower_one_error_names_the_command(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "flwr.clientapp", None)
     with pytest.raises(ImportError, match=r'a Flower deployment needs flwr .*: pip install "thinwire\[flower\]"'):
         __import__("thinwire.deploy.flower")
+
+
+@pytest.mark.parametrize("what", ["the call", "the answer"])
+def test_a_message_that_is_lost_without_a_word_is_sent_again(what: str, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("thinwire.deploy.flower.nodes.PROBE", 0.1)
+    expression, calls = "FedAvg(up=EF21(TopK(0.5)))", list[bytes]()
+    grid = Silent(post(expression, tmp_path), what, calls)
+    result = serve(grid, expression, poll=0.05, deadline=60.0)
+    assert [record["lost_replies"] for record in result.rounds] == [0, 0, 0]
+    assert torch.equal(result.params.flat, simulated(expression).params.flat)
+    assert len(calls) == 2
+    assert calls[0] == calls[1]
+    assert [e.retries for e in result.ledger.of("down", 2) if e.client == 1] == [len(calls[0])]
+    assert sum(e.retries for e in result.ledger) == len(calls[0])
+
+
+class Silent(Post):
+    """Of round 2 the first call to node 12 does not come, or its answer does not, and nobody says so."""
+
+    def __init__(self, other: Post, what: str, calls: list[bytes]) -> None:
+        self.__dict__ |= other.__dict__
+        self.what, self.calls = what, calls
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        ids = list[str]()
+        for message in messages:
+            data, to = unpack(message.content), (message.metadata.dst_node_id, message.metadata.group_id)
+            lost = bool(data) and to == (12, "2") and not self.calls
+            self.calls += [data] if data and to == (12, "2") else []
+            if lost and self.what == "the call":
+                self.sent += 1
+                ids.append(f"message-{self.sent}")
+                continue
+            ids += super().push_messages([message])
+            if lost:
+                del self.replies[ids[-1]]
+        return ids
