@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import random
 import sys
 import threading
 from collections.abc import Callable, Iterable
@@ -509,3 +511,36 @@ class Silent(Post):
             if lost:
                 del self.replies[ids[-1]]
         return ids
+
+
+def test_a_server_that_is_upgraded_in_mid_run_goes_on_and_says_so(tmp_path: Path, monkeypatch: Any) -> None:
+    expression, grid = "FedAvg(up=EF21(TopK(0.5)))", post("FedAvg(up=EF21(TopK(0.5)))", tmp_path)
+    for version, rounds in (("0.1.0+gold", 2), ("0.2.0+gnew", 4)):
+        monkeypatch.setattr("thinwire.run.identity.code_version", lambda version=version: version)
+        result = serve(grid, expression, rounds, out=tmp_path / "run")
+    assert torch.equal(result.params.flat, simulated(expression, 4).params.flat)
+    about = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert [version.split(",")[0] for version in about["versions"]] == ["thinwire 0.1.0+gold", "thinwire 0.2.0+gnew"]
+
+
+def test_of_thirty_two_nodes_of_which_some_fail_the_model_is_that_of_the_replies_that_came(
+    tmp_path: Path,
+) -> None:
+    expression, names, draw = "FedAvg(up=EF21(TopK(0.5)))", [f"site-{i}" for i in range(32)], random.Random(4)
+    tasks = blobs((12,) * 32)
+
+    def make(context: Context) -> Node:
+        task = tasks[context.node_id - 11]
+        return Node(tw.parse(expression, {"lr": 0.2, "batch": 8}), mlp, task, flower.folder_of(context))
+
+    configs = {11 + i: {"name": name, "folder": str(tmp_path / name)} for i, name in enumerate(names)}
+    grid = Post({node: flower.client_app(make) for node in configs}, configs)
+    grid.spoil = lambda node, message, reply: (
+        Message(Error(1, "cut"), reply_to=message) if unpack(message.content) and draw.random() < 0.2 else reply
+    )
+    result = serve(grid, expression, 4, clients=32, sample=24, out=tmp_path / "run")
+    came = [[e.client for e in result.ledger.of("up", t) if e.used] for t in (1, 2, 3, 4)]
+    assert all(12 <= len(set(clients)) < 24 for clients in came)
+    method, options = tw.parse(expression, {"lr": 0.2, "batch": 8}), {"seed": 5, "workers": 1, "plan": "each"}
+    expected = tw.simulate(method, mlp, tasks, 4, cohort=came, **options)  # type: ignore[arg-type]
+    assert torch.equal(result.params.flat, expected.params.flat)
