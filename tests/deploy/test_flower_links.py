@@ -96,7 +96,7 @@ def result(
     made = code_version()
     about = {"processor": record.processor(), "cores": os.cpu_count(), "versions": record.versions("flwr")}
     about |= {"version": made, "dirty": made.endswith("-dirty")}
-    about |= {"command": f"pytest -m soak tests/deploy/test_flower_links.py -k {tests}"}
+    about |= {"command": f"pytest -m 'soak or deployment' tests/deploy/test_flower_links.py -k {tests}"}
     record.replace(Path(folder) / f"{file}.jsonl", key | found | about, key)
 
 
