@@ -96,7 +96,7 @@ def result(
     made = code_version()
     about = {"processor": record.processor(), "cores": os.cpu_count(), "versions": record.versions("flwr")}
     about |= {"version": made, "dirty": made.endswith("-dirty")}
-    about |= {"command": f"pytest -m soak tests/deploy/test_flower_links.py -k {tests}"}
+    about |= {"command": f"pytest -m 'soak or deployment' tests/deploy/test_flower_links.py -k {tests}"}
     record.replace(Path(folder) / f"{file}.jsonl", key | found | about, key)
 
 
@@ -229,7 +229,7 @@ def test_a_reply_and_an_acknowledgement_that_the_network_loses_are_as_if_their_c
 @pytest.mark.parametrize(
     ("width", "mbit", "seconds", "rounds"),  # 48 bytes of the model each; of every uplink; of a cut
     [
-        pytest.param(158_000, 40, 10.0, 2, marks=pytest.mark.timeout(300), id="a tenth"),
+        pytest.param(158_000, 40, 10.0, 2, marks=pytest.mark.timeout(900), id="a tenth"),
         pytest.param(1_580_000, 4, 360.0, 3, marks=[pytest.mark.soak, pytest.mark.timeout(3 * 3600)], id="whole"),
     ],
 )
@@ -245,7 +245,7 @@ def test_a_transfer_that_is_cut_goes_on_where_it_was(
         "kills": [("server", rounds - 1), ("superlink", rounds)],
     }
     links = "--rate", str(mbit), "--down", str(3 * mbit), "--delay", "20"  # so that the server takes in all three
-    behind(tmp_path, plan, *links, seconds=240 if rounds == 2 else 3 * 3600)
+    behind(tmp_path, plan, *links, seconds=800 if rounds == 2 else 3 * 3600)
     out = tmp_path / "runs" / "large"
     given: dict[str, Any] = {"test": tasks()[0], "seed": test_flower.SEED, "workers": 1, "plan": "each"}
     expected = tw.simulate(method("FedAvg()"), partial(model, width), tasks(), rounds, **given)
@@ -285,7 +285,7 @@ def test_under_a_budget_of_a_hundredth_it_is_the_same_in_minutes(width: int, tmp
     behind(tmp_path, plan, "--rate", "4", "--down", "12", "--delay", "20", seconds=2400)
     out = tmp_path / "runs" / "auto"
     came = taken(out, rounds)
-    assert came == {1: [0, 1, 2], 2: [0, 1, 2], 3: [0, 1, 2]}
+    assert list(came.values()) == [[0, 1, 2]] * rounds
     expected = tw.simulate(method(expression), wide, tasks(), rounds, test=tasks()[0], **given)
     assert_same(out, expected)
     ledger = tw.Ledger.parse((out / "ledger.jsonl").read_text())

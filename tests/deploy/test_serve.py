@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import random
 import sys
 import threading
 from collections.abc import Callable, Iterable
@@ -513,3 +515,73 @@ def test_a_question_that_is_not_answered_is_waited_for_until_the_deadline(tmp_pa
     result = serve(grid, SECRET, 1, deadline=1.0)
     assert result.rounds[0]["lost_replies"] == 1
     assert result.rounds[0]["seconds"] > 1.0
+
+
+@pytest.mark.parametrize("what", ["the call", "the answer"])
+def test_a_message_that_is_lost_without_a_word_is_sent_again(what: str, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("thinwire.deploy.flower.nodes.PROBE", 0.1)
+    expression, calls = "FedAvg(up=EF21(TopK(0.5)))", list[bytes]()
+    grid = Silent(post(expression, tmp_path), what, calls)
+    result = serve(grid, expression, poll=0.05, deadline=60.0)
+    assert [record["lost_replies"] for record in result.rounds] == [0, 0, 0]
+    assert torch.equal(result.params.flat, simulated(expression).params.flat)
+    assert len(calls) == 2
+    assert calls[0] == calls[1]
+    assert [e.retries for e in result.ledger.of("down", 2) if e.client == 1] == [len(calls[0])]
+    assert sum(e.retries for e in result.ledger) == len(calls[0])
+
+
+class Silent(Post):
+    """Of round 2 the first call to node 12 does not come, or its answer does not, and nobody says so."""
+
+    def __init__(self, other: Post, what: str, calls: list[bytes]) -> None:
+        self.__dict__ |= other.__dict__
+        self.what, self.calls = what, calls
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        ids = list[str]()
+        for message in messages:
+            data, to = unpack(message.content), (message.metadata.dst_node_id, message.metadata.group_id)
+            lost = bool(data) and to == (12, "2") and not self.calls
+            self.calls += [data] if data and to == (12, "2") else []
+            if lost and self.what == "the call":
+                self.sent += 1
+                ids.append(f"message-{self.sent}")
+                continue
+            ids += super().push_messages([message])
+            if lost:
+                del self.replies[ids[-1]]
+        return ids
+
+
+def test_a_server_that_is_upgraded_in_mid_run_goes_on_and_says_so(tmp_path: Path, monkeypatch: Any) -> None:
+    expression, grid = "FedAvg(up=EF21(TopK(0.5)))", post("FedAvg(up=EF21(TopK(0.5)))", tmp_path)
+    for version, rounds in (("0.1.0+gold", 2), ("0.2.0+gnew", 4)):
+        monkeypatch.setattr("thinwire.run.identity.code_version", lambda version=version: version)
+        result = serve(grid, expression, rounds, out=tmp_path / "run")
+    assert torch.equal(result.params.flat, simulated(expression, 4).params.flat)
+    about = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert [version.split(",")[0] for version in about["versions"]] == ["thinwire 0.1.0+gold", "thinwire 0.2.0+gnew"]
+
+
+def test_of_thirty_two_nodes_of_which_some_fail_the_model_is_that_of_the_replies_that_came(
+    tmp_path: Path,
+) -> None:
+    expression, names, draw = "FedAvg(up=EF21(TopK(0.5)))", [f"site-{i}" for i in range(32)], random.Random(4)
+    tasks = blobs((12,) * 32)
+
+    def make(context: Context) -> Node:
+        task = tasks[context.node_id - 11]
+        return Node(tw.parse(expression, {"lr": 0.2, "batch": 8}), mlp, task, flower.folder_of(context))
+
+    configs = {11 + i: {"name": name, "folder": str(tmp_path / name)} for i, name in enumerate(names)}
+    grid = Post({node: flower.client_app(make) for node in configs}, configs)
+    grid.spoil = lambda node, message, reply: (
+        Message(Error(1, "cut"), reply_to=message) if unpack(message.content) and draw.random() < 0.2 else reply
+    )
+    result = serve(grid, expression, 4, clients=32, sample=24, out=tmp_path / "run")
+    came = [[e.client for e in result.ledger.of("up", t) if e.used] for t in (1, 2, 3, 4)]
+    assert all(12 <= len(set(clients)) < 24 for clients in came)
+    method, options = tw.parse(expression, {"lr": 0.2, "batch": 8}), {"seed": 5, "workers": 1, "plan": "each"}
+    expected = tw.simulate(method, mlp, tasks, 4, cohort=came, **options)  # type: ignore[arg-type]
+    assert torch.equal(result.params.flat, expected.params.flat)

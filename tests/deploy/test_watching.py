@@ -136,3 +136,11 @@ def test_a_run_ends_at_its_target_and_is_not_gone_on_with(tmp_path: Path) -> Non
     assert len(lower.rounds) <= 2
     with pytest.raises(ValueError, match="measure='f1': it is one of accuracy, dice, mae, test_loss"):
         serve(post("FedAvg()", tmp_path), "FedAvg()", target=1.0, measure="f1")
+
+
+def test_a_run_that_goes_on_for_more_rounds_is_not_complete(watched: Path) -> None:
+    seen: list[bool] = []
+    grid = post("FedAvg()", watched.parent)
+    serve(grid, "FedAvg()", 5, out=watched, on_round=lambda _: seen.append(watch.read_status(watched)["complete"]))
+    assert seen == [False, False]
+    assert watch.read_status(watched)["complete"]

@@ -94,7 +94,8 @@ def read_status(folder: Path) -> dict[str, Any]:
         one |= {way: sums.get((one["client"], way), 0) for way in ("up", "down")}
     times = [record["seconds"] for record in records[-NEWEST:]]
     seconds = statistics.median(times) if times else None
-    complete = (folder / "summary.json").exists()
+    summary = folder / "summary.json"
+    complete = summary.exists() and summary.stat().st_mtime >= status["time"]  # a run may go on for more rounds
     left = None if seconds is None else 0.0 if complete else seconds * (status["rounds"] - len(records))
     status |= {"seconds": seconds, "left": left, "complete": complete, "silent": max(time.time() - status["time"], 0.0)}
     return status | {"record": records[-1] if records else None, "made": len(records)}

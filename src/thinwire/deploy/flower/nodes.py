@@ -26,6 +26,7 @@ from .mail import Mail
 from .post import NAME, pack, unpack
 from .transfer import CHUNK, FINAL, Chunks, Transfer
 
+PROBE = 60.0  # seconds without a reply, after which a node that is there is asked its name
 AGAIN = 60.0  # seconds, after which a node that has not said its name is asked again
 ASLEEP = 3.0  # seconds that a SuperNode sleeps when it has asked for a message and there was none
 CHUNKS = "chunks"  # the folder of what has come of large answers
@@ -62,6 +63,12 @@ class Nodes:
         self.spare: dict[str, Message | None] = {}  # with a buffer, replies that came when that was full
         self.transfers: dict[int, Transfer] = {}  # client -> its newest call, where that or its answer may be large
         self.bills = dict[tuple[int, Direction], tuple[int, int]]()  # of this round's transfers: framing, retries
+        self.calls: dict[int, bytes] = {}  # client -> its newest call, where that goes as one message
+        self.probes: dict[
+            str, tuple[int, float]
+        ] = {}  # message -> client, when it was asked its name for a sign of life
+        self.probed: dict[int, float] = {}  # client -> the newest of these times
+        self.lost: set[str] = set()  # messages without a transfer that were sent again
         self.answers, self.introductions = Mail(grid), Mail(grid)
         self.lossy: set[int] = set()  # clients that have not answered once: the way there is not what a rate says
         self.ahead: set[int] = set()  # nodes whose clock says nothing
@@ -136,6 +143,7 @@ class Nodes:
             self.show()
             if not self.collect() and time.monotonic() > look:
                 self.enrol()
+                self.probe()
                 look = time.monotonic() + min(4 * self.poll, 1.0)
 
     def show(self, force: bool = False) -> None:
@@ -158,6 +166,7 @@ class Nodes:
             self.transfers[client] = Transfer(data, self.run.most, self.chunks_of(client), partial(self.bill, client))
             self.go_on(client)
             return
+        self.calls[client] = data
         self.send(client, data)
 
     def ask(self, client: int, data: bytes) -> None:
@@ -230,6 +239,11 @@ class Nodes:
             if sent in self.questions:
                 self.hear(self.questions.pop(sent), message)
                 continue
+            if sent in self.probes:
+                client, asked = self.probes.pop(sent)
+                if message is not None and not message.has_error():
+                    self.send_again(client, asked)
+                continue
             if sent not in self.waiting:
                 continue  # an answer to an earlier question
             client, since, transfer = self.waiting.pop(sent)
@@ -271,6 +285,38 @@ class Nodes:
                     self.board.note(client, "called")
                     self.call(client, self.run.reopen(client))
         return bool(messages)
+
+    def probe(self) -> None:
+        """Ask a node that is there and has long not replied its name.
+
+        A message that a node is sent in the moment in which its link is cut is lost, and neither Flower nor the node
+        says so. A node takes one message after the other: where it says its name, what it was sent before is lost.
+        """
+        now, oldest = time.monotonic(), dict[int, float]()
+        for sent, (client, since, transfer) in self.waiting.items():
+            if sent not in self.lost if transfer is None else sent in transfer.away:
+                oldest[client] = min(since, oldest.get(client, now))
+        for client, since in oldest.items():
+            if self.nodes[client] in self.online and now - max(since, self.probed.get(client, since)) > PROBE:
+                self.probed[client] = now
+                for sent in self.push(self.nodes[client], b""):
+                    self.probes[sent] = client, now
+                    self.answers.expect(sent)
+
+    def send_again(self, client: int, asked: float) -> None:
+        """Send a client again what it was sent before this time, and has not replied to."""
+        for sent, (who, since, transfer) in list(self.waiting.items()):
+            if who != client or since >= asked or sent in self.lost:
+                continue
+            if transfer is not None:
+                if sent in transfer.away:
+                    transfer.lost(sent)
+                continue
+            self.lost.add(sent)
+            if client in self.run.sent and self.run.sent[client].round == self.run.round + 1:
+                log.info("client %d is called again: the message was lost", client, extra={"client": client})
+                self.bill(client, "down", 0, len(self.calls[client]))
+                self.send(client, self.calls[client])
 
     def take(self, client: int, data: bytes, seconds: float, sending: float | None) -> bool:
         """Hand in an answer, or what a client says of its loss; whether it counts."""
