@@ -7,6 +7,7 @@ FedAvg's first contacts and all headers are billed; ``Auto`` begins from adapter
 - ``SST-2``: the same for 60 rounds, tested on the 1,821 sentences of the treebank's test part
 - ``PersonaChat``: SmolLM2-135M-Instruct, 680 personas dealt to the 20 clients in turn, none of them to two, batches of
   4 packed rows of 64 tokens, 10 rounds, and 30; tested on the last fifth of each persona's utterances, 630 rows
+- ``PersonaChat, 680 personas``: each of them is a client, and 10 of them train in each of 10 rounds
 
 Figures are means of the last five evaluations: of ten, of PersonaChat's five. An evaluation takes as long as two
 rounds, and ``Auto`` has two of them, as its average is served beside the model. Rates are usual ones for adapters, .001
@@ -15,7 +16,8 @@ for MiniLM and .0005 for SmolLM2; no other was tried.
 What says most comes first: seed 0 of every set, dense and ``Auto(0.01)``, the other seeds, ``Auto(0.003)`` for twice
 the rounds, and rivals at one percent on AG News with seed 0. FLSS is there with its own bytes: its clients go by all
 that they have heard, and one that was away is sent the model and the basis. After these the whole of MiniLM is trained:
-``Intrinsic`` on SST-2 by dimension, and LUAR on AG News with 30 of 40 kernels recycled.
+``Intrinsic`` on SST-2 by dimension d, static, time-varying, and with 8 subspaces for the bytes of d, and LUAR on AG
+News with 30 of 40 kernels recycled. The personas come last.
 
 The models come from packages (``thinwire.hf.model_folder``). Minutes are those of one idle core, about.
 
@@ -64,11 +66,14 @@ class Group:
     rate: float
     batch: int = 8
     looks: int = 10
+    clients: int = CLIENTS
+    sample: int = SAMPLE
 
     def setting(self, whole: bool = False) -> Line:
         """What a line says of it."""
         split = "Dirichlet(1.0)" if self.model == "minilm" else "personas in turn"
-        about = {"name": self.name, "data": self.data, "model": self.model, "clients": CLIENTS, "sample": SAMPLE}
+        about = {"name": self.name, "data": self.data, "model": self.model, "clients": self.clients}
+        about |= {"sample": self.sample}
         what = {"trained": "all"} if whole else {"rank": RANK}
         return about | what | {"split": split, "steps": STEPS, "batch": self.batch, "length": LENGTH}
 
@@ -77,15 +82,16 @@ NEWS = Group("AG News", "ag_news", "minilm", 40, 15, 0.001)
 REVIEWS = Group("SST-2", "sst2", "minilm", 60, 8, 0.001)
 CHAT = Group("PersonaChat", "personachat", "smollm2", 10, 22, 0.0005, batch=4, looks=5)
 LONG = replace(CHAT, name="PersonaChat, 30 rounds", rounds=30, minutes=45)
+PERSONAS = replace(CHAT, name="PersonaChat, 680 personas", minutes=70, clients=680, sample=10)
 GROUPS = (NEWS, REVIEWS, CHAT)
 
 
 def texts(group: Group) -> Texts:
-    """The set, of whose personas each client has every twentieth."""
+    """The set, whose personas are dealt to the clients in turn."""
     if group.data == "sst2":
         return sst2_texts(part="test")
     given = hf.load_texts(group.data)
-    return given if given.owners is None else replace(given, owners=[owner % CLIENTS for owner in given.owners])
+    return given if given.owners is None else replace(given, owners=[o % group.clients for o in given.owners])
 
 
 @cache
@@ -95,7 +101,7 @@ def problem(group: Group, whole: bool, seed: int) -> Problem:
     given = texts(group)
     model = partial(hf.load_base, group.model, given.num_classes) if whole else group.model
     tokenizer = hf.load_tokenizer(group.model)
-    about: dict[str, Any] = {"clients": CLIENTS, "split": split, "seed": seed, "rank": RANK, "length": LENGTH}
+    about: dict[str, Any] = {"clients": group.clients, "split": split, "seed": seed, "rank": RANK, "length": LENGTH}
     found = hf.standard(given, model, tokenizer=tokenizer, **about)
     some = torch.randperm(len(found.test), generator=torch.Generator().manual_seed(0))[:TESTED]
     rows = found.test.indices[some]
@@ -176,7 +182,7 @@ def arm(
         rates=(rate or group.rate,),
         problem=partial(problem, group, whole),
         rounds=rounds,
-        sample=SAMPLE,
+        sample=group.sample,
         seeds=seeds,
         minutes=group.minutes * effort * times,
         evaluate_every=rounds,
@@ -208,11 +214,12 @@ def arms() -> list[Arm]:
         found.append(arm(REVIEWS, f"Intrinsic, d = {dim:,}", partial(projected, dim=dim), (0,), **whole))
         varying = partial(projected, dim=dim, varying=True, epoch=10)
         found.append(arm(REVIEWS, f"Intrinsic, d = {dim:,}, time-varying", varying, (0,), **whole))
-    eight = partial(projected, dim=round(25_600 * 2 / 9), subspaces=8)  # one up and eight down are as many numbers
-    found.append(arm(REVIEWS, "Intrinsic, K = 8, for the bytes of d = 25,600", eight, (0,), **whole))
+        eight = partial(projected, dim=round(dim * 2 / 9), subspaces=8)  # one up and eight down are as many numbers
+        found.append(arm(REVIEWS, f"Intrinsic, K = 8, for the bytes of d = {dim:,}", eight, (0,), **whole))
     news: dict[str, Any] = {"whole": True, "rate": 5e-5, "effort": 1.5}
     found.append(arm(NEWS, "FedAvg, all of MiniLM", fedavg, (0,), known=False, **news))
     found.append(arm(NEWS, "LUAR, 30 of 40 kernels", partial(luar, recycle=30), (0,), known=False, **news))
+    found += pair(PERSONAS, (0,))
     return list(found)
 
 

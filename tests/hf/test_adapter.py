@@ -52,8 +52,10 @@ def test_peft_and_thinwire_load_the_same_logits_from_the_folder_of_a_run(make: A
         "adapter_config.json",
         "adapter_model.safetensors",
     }
+    sizes = {p.name: p.stat().st_size for p in tmp_path.rglob("*.safetensors")}
     sent = 4 * sum(p.numel() for p in result.module.parameters() if p.requires_grad)
-    assert (tmp_path / "model.safetensors").stat().st_size < sent + 2_000  # the header; a base has 10,000 and more
+    assert sent < sizes["adapter_model.safetensors"] < sent + 2_000  # the header; a base has 10,000 and more
+    assert sizes["model.safetensors"] < 500  # neither the base nor the adapter
     tw.hf.save_adapter(result, tmp_path / "mine")
     assert logits(peft.PeftModel.from_pretrained(make(), tmp_path / "mine")).equal(trained)
 
@@ -78,6 +80,17 @@ def test_another_base_is_refused_and_so_is_a_model_without_an_adapter(tmp_path: 
     result = tw.simulate(tw.FedAvg(LOCAL), whole.model, whole.tasks, rounds=1)
     with pytest.raises(ValueError, match="the model is a LlamaForCausalLM and no PEFT model"):
         tw.hf.save_adapter(result, tmp_path / "none")
+
+
+def test_an_adapter_of_another_shape_and_one_that_is_missing_are_refused(tmp_path: Path) -> None:
+    train(llama, tw.FedAvg(LOCAL), rounds=1, out=tmp_path)
+    for about, said in (({"r": 2, "use_dora": True}, ".* is in one of the two alone"), ({"r": 4}, "")):
+        other = peft.LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj", "v_proj"], **about)
+        with pytest.raises(ValueError, match=f"was trained with another model: {said}"):
+            tw.load(tmp_path, peft.get_peft_model(llama(), other))
+    (tmp_path / "adapter/adapter_model.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"adapter_model.safetensors is missing"):
+        tw.load(tmp_path, lora(llama()))
 
 
 def test_a_run_on_adapters_that_was_stopped_goes_on_to_the_same_files(tmp_path: Path) -> None:

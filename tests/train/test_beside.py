@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import copy
+import os
+import platform
+from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
 import thinwire as tw
+from thinwire.train.allocator import give_back_freed_memory
 from thinwire.train.given import copy_module
 from thinwire.train.slot import Slot
 
@@ -73,3 +78,17 @@ def test_auto_makes_its_model_once() -> None:
     result = tw.simulate(tw.Auto(0.3, tw.LocalSGD(0.1, batch=4)), make, tasks(), 12, sample=2)
     assert len(result.chosen) == 2  # before the run, and after ten rounds
     assert len(made) == 1
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
+def test_memory_that_was_freed_below_what_is_held_is_given_back() -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    parts = [torch.ones(16_000) for _ in range(1_000)]  # 64 MB, each too small for a mapping of its own
+    held = parts.pop()
+    parts.clear()
+    before = resident()
+    give_back_freed_memory()
+    assert before - resident() > 50e6
+    assert float(held.sum()) == 16_000

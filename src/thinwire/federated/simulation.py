@@ -25,6 +25,7 @@ from ..run.folder import Folder
 from ..run.identity import data_digest, name_of
 from ..run.ranks import barrier, device_of_rank, rank, size
 from ..task import as_task, as_tasks
+from ..train.allocator import give_back_freed_memory
 from ..train.fitting import fitting
 from ..train.slot import Slot, floats, make_module
 from ..train.threads import one_thread
@@ -46,6 +47,8 @@ from .setting import Setting
 from .storage import Disk, Ends, Pending
 from .stream import Parcel
 from .views import Views
+
+LARGE = 1 << 26  # bytes of a model, from which on what one step takes is worth giving back
 
 
 class Simulation(Rounds):
@@ -121,6 +124,8 @@ class Simulation(Rounds):
         fitting(slot, [("test", tested)] if tested is not None else [])
         fitting(slot, ((f"client_tests[{client}]", task) for client, task in enumerate(apart)))
         slot.probe(self.tasks, trains=train is None)
+        if sum(p.nbytes for p in slot.module.parameters()) > LARGE:
+            give_back_freed_memory()  # of the probe, which a worker's thread would not find
         self.flights, buffer = Flights(), setting.buffer
         super().__init__(algorithm, slot, len(tasks), setting, tested)
         if buffer is not None:

@@ -4,7 +4,7 @@
 message), ``clients.jsonl`` (where clients have tests of their own: a line an evaluation, every metric's values
 in the order of clients), ``summary.json`` and ``model.safetensors`` (when complete; where the method
 has such, ``selector.safetensors``, ``served.safetensors`` and ``personal/<client>.safetensors`` beside it; of a PEFT
-model ``adapter/`` as PEFT loads it, and no file has the base),
+model ``adapter/`` as PEFT loads it, which these files are then without, and no file has the base),
 ``checkpoint/``.
 
 Everything is written so that a process killed at any moment, and a loss of power at any moment, leave a run that can
@@ -293,18 +293,23 @@ class Folder:
         self.write("summary.json", (json.dumps(values, indent=2) + "\n").encode())
 
     def module(self, module: nn.Module, metadata: Mapping[str, str], name: str = "model") -> None:
-        """Write a module as ``name.safetensors``; of a PEFT model its base is left out, whose digest is among the
-        metadata, and the adapter is written as PEFT loads it too: into ``adapter``, or ``adapter/name``.
+        """Write a module as ``name.safetensors``. A PEFT model's adapter is written as PEFT loads it, into ``adapter``,
+        or ``adapter/name``. Neither it nor the base is then in ``name.safetensors``, whose metadata say where the
+        adapter is and which base it was.
         """
-        from ..train.adapter import adapter_files, base_digest, base_parameters, is_adapter
+        from ..train.adapter import adapter_files, base_digest, base_parameters, is_adapter, names_in_adapter
 
-        base = base_parameters(module)
-        kept = {key: value for key, value in module.state_dict().items() if key not in base}
-        self.model(kept, {**metadata, "base": base_digest(module)} if base else metadata, name)
-        if is_adapter(module) and self.writes:
+        about, left = dict(metadata), set(base := base_parameters(module))
+        if is_adapter(module):
             below = "adapter" if name == "model" else f"adapter/{name}"
-            for file, data in adapter_files(module).items():
-                self.write(f"{below}/{file}", data)
+            if there := names_in_adapter(module):
+                about["adapter"], left = below, left | there
+            if self.writes:
+                for file, data in adapter_files(module).items():
+                    self.write(f"{below}/{file}", data)
+        if base:
+            about["base"] = base_digest(module)
+        self.model({key: x for key, x in module.state_dict().items() if key not in left}, about, name)
 
     def model(self, tensors: Mapping[str, Any], metadata: Mapping[str, str], name: str = "model") -> None:
         """Write ``name.safetensors``."""

@@ -15,7 +15,7 @@ from ..algorithms.base import Algorithm
 from ..errors import RunError, require
 from ..expression import parse
 from ..federated.result import Predictor
-from ..train.adapter import base_digest, base_parameters
+from ..train.adapter import adapter_weights, base_digest, base_parameters
 from ..train.slot import make_module
 from .study import Study
 
@@ -75,13 +75,16 @@ def load(folder: str | Path, model: nn.Module | Callable[[], nn.Module] | None =
         try:
             weights = load_file(file)
             with safe_open(file, "pt") as opened:
-                base = (opened.metadata() or {}).get("base")
+                about = opened.metadata() or {}
         except SafetensorError as error:
             raise RunError(f"{file} is damaged ({error}): take a copy of it, or train the run again") from error
-        if base is not None:  # the file has all but the base of an adapter
-            require(base == base_digest(target), f"{path} was trained on another base: give its model with that base")
+        if "base" in about:  # the file has all but the base of an adapter
+            same = about["base"] == base_digest(target)
+            require(same, f"{path} was trained on another base: give its model with that base")
             weights = {**base_parameters(target), **weights}
         try:
+            if "adapter" in about:
+                weights = adapter_weights(target, path / about["adapter"]) | weights
             target.load_state_dict(weights)
         except RuntimeError as error:
             raise ValueError(f"{path} was trained with another model: {str(error).partition(chr(10))[0]}") from error
