@@ -252,7 +252,7 @@ class Nodes:
             self.run.hear(client, unpack(message.content, max(self.run.most, 2 * CHUNK)))
             self.answered[client] = time.monotonic()
 
-    def fail(self, client: int, why: str) -> None:
+    def fail(self, client: int, why: str | None) -> None:
         """Note that a client does not answer."""
         self.run.lose(client)
         self.board.note(client, "failed")
