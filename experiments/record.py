@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import fcntl
 import json
 import os
@@ -10,7 +11,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -20,13 +21,15 @@ import torch
 
 import thinwire as tw
 from thinwire.config import complete
+from thinwire.data import Split
 from thinwire.errors import NonFinite
-from thinwire.problem import Problem
+from thinwire.problem import Problem, standard
 from thinwire.train.allocator import keep_freed_memory
 from thinwire.version import code_version
 
 keep_freed_memory()  # as the command line does
 Line = dict[str, Any]
+Method = tw.Algorithm | tw.Auto
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -105,6 +108,30 @@ def measured(into: Path | None, key: Line, measure: Callable[[], Line], *package
     if into:
         replace(into, line, key)
     return line
+
+
+def options(text: str | None, methods: Iterable[str], splits: Iterable[str], into: Path) -> argparse.ArgumentParser:
+    """The options of trials of some methods on some splits, by name; a program may add its own."""
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", action="append", choices=list(methods))
+    parser.add_argument("--split", action="append", choices=list(splits))
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--into", type=Path, default=into)
+    return parser
+
+
+def trials(
+    given: argparse.Namespace, methods: Mapping[str, Method], splits: Mapping[str, Split], data: str, clients: int
+) -> Iterator[tuple[int, str, Problem, str, Method]]:
+    """Those that the options ask for: a seed, a split's name and the problem, a method's name and the method."""
+    for seed in range(given.seeds):
+        for split, dealt in splits.items():
+            if given.split and split not in given.split:
+                continue
+            problem = standard(data, clients=clients, split=dealt, seed=seed)
+            for name, method in methods.items():
+                if not given.only or name in given.only:
+                    yield seed, split, problem, name, method
 
 
 def about(expression: str, began: float) -> Line:

@@ -10,7 +10,6 @@ which client has which link is drawn by the seed. Every row trains until the ser
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,12 +21,11 @@ import record
 
 import thinwire as tw
 from thinwire.data import IID, Dirichlet, Split
-from thinwire.problem import standard
 
 CLIENTS = 10
 SPLITS: dict[str, Split] = {"iid": IID(), "Dirichlet(0.3)": Dirichlet(0.3)}
 LOCAL = tw.LocalSGD(0.3)
-METHODS = {
+METHODS: dict[str, record.Method] = {
     "dense": tw.FedAvg(LOCAL),
     "top-k": tw.FedAvg(LOCAL, up=tw.ErrorFeedback(tw.TopK(0.1)), down=tw.PerClient(tw.TopK(0.2))),
     "LBGM": tw.FedAvg(LOCAL, up=tw.LBGM(threshold=0.4)),
@@ -58,32 +56,22 @@ def end(result: tw.Result) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", action="append", choices=list(METHODS))
-    parser.add_argument("--split", action="append", choices=list(SPLITS))
-    parser.add_argument("--seeds", type=int, default=1)
+    into = Path(__file__).parent / "results" / "time_to_target.jsonl"
+    parser = record.options(__doc__, METHODS, SPLITS, into)
     parser.add_argument("--replies", type=int, default=600)
     parser.add_argument("--target", type=float, default=0.9)
-    parser.add_argument("--into", type=Path, default=Path(__file__).parent / "results" / "time_to_target.jsonl")
     given = parser.parse_args()
-    for seed in range(given.seeds):
-        for split, dealt in SPLITS.items():
-            if given.split and split not in given.split:
-                continue
-            problem = standard("digits", clients=CLIENTS, split=dealt, seed=seed)
-            for name, method in METHODS.items():
-                if given.only and name not in given.only:
-                    continue
-                for buffer in BUFFERS:
-                    rounds = given.replies // (CLIENTS if buffer is None else buffer.replies)
-                    record.run(
-                        *(method, problem, rounds, given.into),
-                        {"split": split, "method": name, "buffer": None if buffer is None else repr(buffer)},
-                        lambda result: reached(result, given.target),
-                        seed=seed,
-                        network=network(seed),
-                        buffer=buffer,
-                    )
+    for seed, split, problem, name, method in record.trials(given, METHODS, SPLITS, "digits", CLIENTS):
+        for buffer in BUFFERS:
+            rounds = given.replies // (CLIENTS if buffer is None else buffer.replies)
+            record.run(
+                *(method, problem, rounds, given.into),
+                {"split": split, "method": name, "buffer": None if buffer is None else repr(buffer)},
+                lambda result: reached(result, given.target),
+                seed=seed,
+                network=network(seed),
+                buffer=buffer,
+            )
 
 
 if __name__ == "__main__":

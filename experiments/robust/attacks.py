@@ -11,7 +11,6 @@ error feedback. Rules are told of two hostile clients; Bulyan can bear one among
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,12 +20,11 @@ import record
 
 import thinwire as tw
 from thinwire.data import IID, Dirichlet, Split
-from thinwire.problem import standard
 
 CLIENTS = 10
 SPLITS: dict[str, Split] = {"iid": IID(), "Dirichlet(0.3)": Dirichlet(0.3)}
 LOCAL = tw.LocalSGD(0.3)
-METHODS: dict[str, tw.Algorithm | tw.Auto] = {
+METHODS: dict[str, record.Method] = {
     "dense": tw.FedAvg(LOCAL),
     "top-k": tw.FedAvg(LOCAL, up=tw.ErrorFeedback(tw.TopK(0.1))),
     "LBGM": tw.FedAvg(LOCAL, up=tw.LBGM(threshold=0.4)),
@@ -75,38 +73,27 @@ def judged(result: tw.Result, attack: tw.Attack | None, seed: int) -> dict[str, 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", action="append", choices=list(METHODS))
-    parser.add_argument("--split", action="append", choices=list(SPLITS))
+    parser = record.options(__doc__, METHODS, SPLITS, Path(__file__).parent / "results" / "attacks.jsonl")
     parser.add_argument("--attack", action="append", choices=[*ATTACKS, "own"])
     parser.add_argument("--rule", action="append", choices=list(RULES))
     parser.add_argument("--rounds", type=int, default=25)
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--into", type=Path, default=Path(__file__).parent / "results" / "attacks.jsonl")
     given = parser.parse_args()
-    for seed in range(given.seeds):
-        for split, dealt in SPLITS.items():
-            if given.split and split not in given.split:
+    for seed, split, problem, name, method in record.trials(given, METHODS, SPLITS, "digits", CLIENTS):
+        attacks = ATTACKS | ({"own": OWN[name]} if name in OWN else {})
+        for attack, hostile in attacks.items():
+            if given.attack and attack not in given.attack:
                 continue
-            problem = standard("digits", clients=CLIENTS, split=dealt, seed=seed)
-            for name, method in METHODS.items():
-                if given.only and name not in given.only:
+            for rule, setting in RULES.items():
+                if given.rule and rule not in given.rule:
                     continue
-                attacks = ATTACKS | ({"own": OWN[name]} if name in OWN else {})
-                for attack, hostile in attacks.items():
-                    if given.attack and attack not in given.attack:
-                        continue
-                    for rule, setting in RULES.items():
-                        if given.rule and rule not in given.rule:
-                            continue
-                        row = {"split": split, "method": name, "attack": attack, "rule": rule}
-                        row["expressions"] = [repr(hostile), rule]
-                        options: dict[str, Any] = {**setting, "seed": seed, "attack": hostile, "evaluate_every": 25}
-                        record.run(
-                            *(method, problem, given.rounds, given.into, row),
-                            lambda result, hostile=hostile, seed=seed: judged(result, hostile, seed),
-                            **options,
-                        )
+                row = {"split": split, "method": name, "attack": attack, "rule": rule}
+                row["expressions"] = [repr(hostile), rule]
+                options: dict[str, Any] = {**setting, "seed": seed, "attack": hostile, "evaluate_every": 25}
+                record.run(
+                    *(method, problem, given.rounds, given.into, row),
+                    lambda result, hostile=hostile, seed=seed: judged(result, hostile, seed),
+                    **options,
+                )
 
 
 if __name__ == "__main__":

@@ -291,7 +291,11 @@ def test_a_run_is_resumed_to_the_same_bits(tmp_path: Path) -> None:
         ("FedAvg(up=SecureSum())", {}, "give weights='uniform'"),
         (FEDAVG.format("SecureSum()"), {"clip": 1.0}, "clip=1.0 looks at each reply"),
         (FEDAVG.format("SecureSum()"), {"clip": "auto"}, "clip='auto' looks at each reply"),
-        (FEDAVG.format("SecureSum()"), {"privacy": tw.Privacy(1, 1)}, "looks at each reply"),
+        (
+            FEDAVG.format("SecureSum(most=6)"),
+            {"privacy": tw.Privacy(1, 9)},
+            "a larger clip or a larger most",
+        ),
         (FEDAVG.format("SecureSum()"), {"aggregate": tw.Median()}, "looks at each reply"),
         (FEDAVG.format("SecureSum(most=4)"), {}, "6 clients take part in a round: give most=6"),
         (FEDAVG.format("Layerwise(SecureSum())"), {}, "the server would see update"),

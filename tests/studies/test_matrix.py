@@ -51,6 +51,15 @@ def test_the_matrix_says_what_the_code_says_and_why(capsys: pytest.CaptureFixtur
     late = {name for name in (*together, "LUAR", "FLSS", "Ditto", "FT") if not cells["Buffered", name, "buffer"]}
     assert late == {"FedAvg", "FedProx", "MOON", "FedNTD", "SCAFFOLD", "Ditto", "FT"}
     assert "means something else later" in cells["Buffered", "LUAR", "buffer"]
+    added = {
+        name for name in (*together, "LUAR", "FLSS", "Intrinsic", "FedPM") if not cells["SecureSum", name, "secret"]
+    }
+    assert added == {"FedProx", "MOON", "FedMut", "FedACG", "FedNTD", "FedDC", "FedAvg", "LUAR", "Intrinsic", "FedPM"}
+    assert "control is not averaged" in cells["SecureSum", "SCAFFOLD", "secret"]
+    assert "the server would see coefficients of each client" in cells["SecureSum", "FLSS", "secret"]
+    assert cells["SecureSum", "Privacy", "beside"] == ""
+    for name in ("Median", "Krum", "Buffered"):
+        assert "looks at each reply, and the server sees none of them" in cells["SecureSum", name, "beside"]
     assert "is an attack on LBGM, which no uplink is" in cells["RhoFlip", "Dense", "attack"]
     # Nothing is refused for a reason that is not the methods' own.
     known = (
@@ -72,6 +81,9 @@ def test_the_matrix_says_what_the_code_says_and_why(capsys: pytest.CaptureFixtur
         "is a value as it is",
         "is an attack on",
         "a sum is all that the server learns",
+        "the server would see",
+        "looks at each reply",
+        "nothing to begin ahead by",
         "else later",
     )
     known = (*known, "Codec such as Half() is expected", "has none", "PerClient is for broadcasts")

@@ -16,12 +16,14 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from secrets import token_bytes
 from typing import Any, NamedTuple
 
 from torch import nn
 
 from ..algorithms.auto import runnable
 from ..algorithms.base import Algorithm, Start
+from ..config import complete
 from ..dice import put_back, seeded
 from ..errors import OutOfSync, RunError, WireError, check, require
 from ..federated.client import (
@@ -39,8 +41,10 @@ from ..federated.envelope import Answer, Call, key_of, mark, read_call
 from ..federated.letters import private
 from ..federated.messages import Form, forms
 from ..federated.own_tests import Model, evaluate_models, pack_metrics
+from ..federated.privacy import Privacy
 from ..federated.question import GO, LOSS, QUESTION, local_loss, loss_answer, read_go
 from ..federated.secure.exchange import Kept
+from ..federated.secure.masks import LENGTH
 from ..federated.secure.run import Secured
 from ..federated.secure.trips import Question, about_round, hide, read_question, reply
 from ..federated.stream import Logged, Parcel, View, catch_up, first_broadcast
@@ -58,7 +62,7 @@ from ..wire import restore
 VERSION = 3  # of the files
 ASKED = ".asked"  # the call by which the client was asked for its loss
 RUNS = 16  # whose states a client keeps: who comes back to an older one is opened anew
-SECRETS = "secrets.thinwire"
+SECRETS, NOISE = "secrets.thinwire", "noise"
 DRAFTS = 4  # that a client keeps of one round, where calls come again and training gives another state each time
 
 
@@ -130,6 +134,13 @@ class ClientFiles:
             return None
         return kept
 
+    def noise(self) -> bytes:
+        """What the client's noise in this run is drawn from: 32 bytes that stay on its disk."""
+        path = self.folder / NOISE
+        if not path.exists():
+            write_atomic(path, token_bytes(LENGTH), private=True)
+        return path.read_bytes()
+
     def save_secrets(self, kept: Kept) -> None:
         """Keep that of a round, in a file that this user alone may read."""
         self._write(self.folder / SECRETS, kept, private=True)
@@ -168,6 +179,8 @@ class Node:
     share. So in round t + 1 that is the model after round t, as in a simulation with ``client_tests``. It is done in
     the calls of rounds 1 + ``evaluate_every``, 1 + 2 ``evaluate_every`` and so on. The means of the metrics go to the
     server in the answer, as numbers of 8 bytes with their names. Examples do not.
+
+    ``privacy`` is what the client itself sees to below a secure sum: a server that runs with another is refused.
     """
 
     def __init__(
@@ -180,6 +193,7 @@ class Node:
         *,
         test: Any = None,
         evaluate_every: int = 1,
+        privacy: Privacy | None = None,
     ) -> None:
         runnable(algorithm)
         require(evaluate_every > 0, f"evaluate_every={evaluate_every}: it must be at least 1")
@@ -187,7 +201,7 @@ class Node:
             kind = floats(model if isinstance(model, nn.Module) else make_module(model, 0))
             task, test = as_task(task, floats=kind), None if test is None else as_task(test, "test", kind)
         self.algorithm, self.model, self.task, self.folder = algorithm, model, task, Path(folder)
-        self.device, self.test, self.evaluate_every = device, test, evaluate_every
+        self.device, self.test, self.evaluate_every, self.privacy = device, test, evaluate_every, privacy
         self.mbit = 0.0  # of the newest call
         self.lost = False  # whether the answer before the newest was, as far as the newest call tells
         require(len(self.task) > 0, "this client's task has no examples")
@@ -228,7 +242,13 @@ class Node:
         """The answer to a question of a secure sum. What the client keeps is on disk before it leaves."""
         files, circle = self._files(question), None
         if question.trip == "keys":
-            secured = Secured.on(self._open(question).up)
+            ours = "" if self.privacy is None else complete(self.privacy)
+            if question.privacy != ours:
+                raise RunError(
+                    f"the server runs with privacy={question.privacy or None}, and this client would see to "
+                    f"{ours or None}: start both with the same"
+                )
+            secured = Secured.on(self._open(question).up, self.privacy)
             check(secured is not None, "a question of a run with a secure sum")
             assert secured is not None
             circle = question.circle(secured)
@@ -278,9 +298,14 @@ class Node:
             return loss_answer(call, number, len(self.task), loss, time.perf_counter() - began)
         metrics = self.evaluate(slot, start, statistics, mine, held.own, call)
         made = self.round(slot, up, mine, state, key)
-        if (secured := Secured.on(up)) is not None:
+        require(
+            self.privacy is None or Secured.on(up) is not None,
+            f"privacy={self.privacy!r} of a client is for a secure sum, and {algorithm!r} has none: leave it out, or "
+            f"give the method up=SecureSum(...)",
+        )
+        if (secured := Secured.on(up, self.privacy)) is not None:
             about = about_round(call.run, call.incarnation, call.round)
-            blob, secrets = hide(secured, kept.secrets(), about, call.shares, made.blob)
+            blob, secrets = hide(secured, kept.secrets(), about, call.shares, made.blob, kept.noise())
             kept.save_secrets(secrets)
             made = made._replace(blob=blob)
         name = kept.save(ClientMemory(VERSION, call.round, view, made.next), call.base)

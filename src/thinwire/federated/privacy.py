@@ -15,16 +15,20 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import torch
 from torch import Tensor
 
 from ..config import Config
 from ..errors import CombinationError, require
+from ..links import SecureSum
 from ..params import Params
 from ..ranges import Range
 from ..wire import dumps
+
+if TYPE_CHECKING:
+    from .secure.noise import ClientNoise
 
 BLOCK = 1 << 18  # numbers that are drawn at once
 Noise = Annotated[float, Range(lambda x: 0 <= x < math.inf, "must not be negative, nor infinite")]
@@ -41,6 +45,10 @@ class Privacy(Config):
 
     For methods whose reply is one field of which the server sees the mean alone, with
     weights="uniform": FedAvg with any optimiser, FedProx, LUAR and others.
+
+    Of a secure sum (:class:`~thinwire.SecureSum`) the server sees no reply. Its clients then shorten the numbers that
+    they send to a norm of ``clip`` and add noise themselves (:mod:`thinwire.federated.secure.noise`), which keeps the
+    server out too. What it amounts to is :meth:`distributed`.
     """
 
     paper = "McMahan et al., ICLR 2018, arXiv:1710.06963"
@@ -87,6 +95,15 @@ class Privacy(Config):
         drawn = normal(mean.flat.numel(), f"{secret}|{self!r}|{round}|{replies}|{seen}")
         drawn *= self.noise * self.clip / replies
         return Params(mean.layout, (mean.flat.double() + drawn.to(mean.flat.device)).to(mean.flat.dtype))
+
+    def distributed(self, link: SecureSum, numbers: int, clients: int) -> ClientNoise:
+        """The same with the clients' own noise, below a secure sum of so many ``clients`` a round.
+
+        ``numbers`` is how many a reply has. Its ``epsilon(rounds, delta)`` takes the place of this one's.
+        """
+        from .secure.noise import ClientNoise
+
+        return ClientNoise(self, link, numbers, clients)
 
     def epsilon(self, rounds: int, delta: float = 1e-5) -> float:
         """The epsilon, for this ``delta``, of a client that has replied in so many rounds.

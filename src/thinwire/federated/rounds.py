@@ -90,7 +90,7 @@ class Rounds(Evaluation):
         check_sampler(self.sampler, algorithm, self.start, setting, num_clients, self.secured is not None)
         if privacy is not None:
             privacy.check(repr(algorithm), algorithm.weights, self.up.fields)
-            self.clip = privacy.clip if privacy.clip < math.inf else None
+            self.clip = privacy.clip if privacy.clip < math.inf and self.secured is None else None
         self.stream = self._downlink(down)
         self.model_digest = model_digest(slot.module)
         self.digest = run_digest(algorithm, self.model_digest, seed, num_clients, known)
@@ -260,7 +260,7 @@ class Rounds(Evaluation):
         if not self.mean.enough:
             return self.server, self.buffers
         mean, buffers = self.mean.result(key)
-        if self.privacy is not None:
+        if self.privacy is not None and self.secured is None:  # else it is in the sum
             values = [self.privacy.hide(x, self.mean.whole, self.secret, key.round) for x in self.up.values(mean)]
             mean, buffers = self.up.build(values)
         server = self.algorithm.server(self.server, self.stream.view.state, mean, key)

@@ -38,8 +38,8 @@ class SecureSum(Wrapper):
 
     In a run, clients add masks to what they send that cancel in the sum alone (:mod:`thinwire.federated.secure`). The
     server then learns the sum and not a reply. ``neighbours`` is with how many others of a round each client shares
-    masks, None: by the size of the round; ``threshold`` is how many of them have to answer at a round's end, None:
-    more than half. ``inner`` is a linear link: ``Dense()``, ``RandK``, ``RandomBlock``, ``Projection``,
+    masks, None: by the size of the round; ``threshold`` is how many of them have to answer beside it at a round's end,
+    None: half of them, rounded up. ``inner`` is a linear link: ``Dense()``, ``RandK``, ``RandomBlock``, ``Projection``,
     ``CountSketch``. Raises ``CombinationError`` for others, and ``ValueError`` for values out of range.
 
     Differences from the paper: numbers are rounded at random, not to the nearest.

@@ -6,6 +6,7 @@ There is no list of rules here. A cell says what the code itself says when it is
 from __future__ import annotations
 
 import functools
+import re
 from dataclasses import MISSING, fields, replace
 from types import UnionType
 from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
@@ -20,8 +21,10 @@ from ..federated.hostile import Hostile
 from ..federated.letters import private
 from ..federated.messages import Form
 from ..federated.ruled import check_rule
+from ..federated.secure.run import Secured
+from ..federated.setting import Setting
 from ..key import Key
-from ..links import Link
+from ..links import Link, SecureSum
 from ..params import Params
 from ..robust import Aggregator, Attack
 
@@ -31,7 +34,7 @@ class Pair(NamedTuple):
 
     outer: str  # "" for a link by itself
     inner: str
-    role: str  # "algorithm", "up", "down", "personal", "aggregate", "buffer" or "attack"
+    role: str  # "algorithm", "up", "down", "personal", "aggregate", "buffer", "secret", "beside" or "attack"
     expression: str
     reason: str
 
@@ -40,7 +43,8 @@ def matrix() -> list[Pair]:
     """Every algorithm that holds one around every algorithm; every link that holds one around every link.
 
     Links are tried up and down, and as what carries a message to one client alone (``personal=``). Every aggregator is
-    tried for every algorithm, and so is a buffer of replies, and every attack on clients that send by every link.
+    tried for every algorithm, and so are a buffer of replies, a secure sum of them, and every attack on clients that
+    send by every link. What a run may be asked for beside a secure sum is tried too.
     """
     algorithms, links = _names(Algorithm), _names(Link)
     pairs = [_try(outer, inner, "algorithm") for outer in _holders(Algorithm) for inner in algorithms]
@@ -48,6 +52,8 @@ def matrix() -> list[Pair]:
         pairs += [_try(outer, inner, role) for outer in ["", *_holders(Link)] for inner in links]
     pairs += [_try_rule(rule, method) for rule in _names(Aggregator) for method in algorithms]
     pairs += [_try_buffer(method) for method in algorithms]
+    pairs += [_try_secret(method) for method in algorithms]
+    pairs += [_try_beside(name) for name in (*_names(Aggregator), "Buffered", "Privacy")]
     pairs += [_try_attack(attack, link) for attack in _names(Attack) for link in links]
     return pairs
 
@@ -71,6 +77,30 @@ def _try_buffer(method: str) -> Pair:
     except ValueError as refusal:
         return Pair("Buffered", method, "buffer", text, str(refusal))
     return Pair("Buffered", method, "buffer", text, "")
+
+
+def _try_secret(method: str) -> Pair:
+    text = f"{method}, up=SecureSum()"
+    try:
+        algorithm = _with(_example(vocabulary()[method], Algorithm), up=SecureSum(), weights="uniform")
+        text = repr(algorithm)
+        Secured.of(algorithm, _open(algorithm), Setting(), 10)
+    except ValueError as refusal:
+        return Pair("SecureSum", method, "secret", text, str(refusal))
+    return Pair("SecureSum", method, "secret", text, "")
+
+
+def _try_beside(name: str) -> Pair:
+    """An aggregator, a buffer or privacy for clients whose replies are added in secret."""
+    algorithm, cls = FedAvg(up=SecureSum(), weights="uniform"), vocabulary()[name]
+    field = {"Buffered": "buffer", "Privacy": "privacy"}.get(name, "aggregate")
+    value = parse(cls.example) if name in ("Buffered", "Privacy") else cls()
+    text = f"{algorithm!r}, {field}={value!r}"
+    try:
+        Secured.of(algorithm, _open(algorithm), Setting(**{field: value}), 10)
+    except ValueError as refusal:
+        return Pair("SecureSum", name, "beside", text, str(refusal))
+    return Pair("SecureSum", name, "beside", text, "")
 
 
 def _try_attack(attack: str, link: str) -> Pair:
@@ -147,7 +177,7 @@ def _example(cls: Any, kind: type, inner: Any = None) -> Any:
         made = parse(vars(cls)["example"])
         if inner is None or place is None:
             return made
-        inner = _with_up(inner, getattr(made, place).up) if kind is Algorithm else inner
+        inner = _with(inner, up=getattr(made, place).up) if kind is Algorithm else inner
         return replace(made, **{place: inner})
     for field in fields(cls):
         if field.name == place and (inner is not None or field.default is MISSING):
@@ -158,10 +188,11 @@ def _example(cls: Any, kind: type, inner: Any = None) -> Any:
     return cls(**given)
 
 
-def _with_up(method: Algorithm, up: Any) -> Algorithm:
-    """The method with the uplink that an example has, of those that it goes around."""
-    inside = {"inner": _with_up(method.inner, up)} if isinstance(method, Around) else {"up": up}
-    return replace(method, **inside)
+def _with(method: Algorithm, **fields: Any) -> Algorithm:
+    """The method with other values of these fields, of those that it has; of one around others, the innermost's."""
+    if isinstance(method, Around):
+        return replace(method, inner=_with(method.inner, **fields))
+    return replace(method, **{name: value for name, value in fields.items() if hasattr(method, name)})
 
 
 def _plain(kind: type) -> Any:
@@ -170,6 +201,8 @@ def _plain(kind: type) -> Any:
 
 def _general(pair: Pair) -> str:
     """The reason, with dots in place of the very parts that were tried."""
+    if pair.role in ("secret", "beside"):
+        return re.sub(r"aggregate=\S+|^[^:]*(?=: )", "...", pair.reason)
     if pair.role in ("aggregate", "buffer", "attack"):
         tried = [repr(_example(vocabulary()[pair.inner], Link if pair.role == "attack" else Algorithm))]
         tried += [repr(vocabulary()[pair.outer]())] if pair.role != "buffer" else []
@@ -196,6 +229,8 @@ def show(pairs: list[Pair]) -> None:
         "personal": "links to one client alone",
         "aggregate": "an aggregator (across) of a method's replies",
         "buffer": "rounds that do not wait for a method's replies",
+        "secret": "a secure sum of a method's replies",
+        "beside": "what goes beside a secure sum",
         "attack": "an attack (across) on clients that send by a link",
     }
     for role, title in titles.items():

@@ -62,6 +62,7 @@ class Circle:
     about: bytes  # names run and round
     neighbours: dict[int, tuple[int, ...]]
     threshold: int
+    size: int  # clients
 
     @staticmethod
     def of(clients: Iterable[int], key: Key, about: bytes, degree: int | None, threshold: int | None) -> Circle:
@@ -85,7 +86,7 @@ class Circle:
                 f"{n} client(s) in a round of which {threshold} neighbours have to answer: a secure sum needs two "
                 f"clients at least, and no more answers than a client has neighbours ({least})"
             )
-        return Circle(about, neighbours, threshold)
+        return Circle(about, neighbours, threshold, n)
 
 
 class Kept(NamedTuple):
@@ -94,6 +95,7 @@ class Kept(NamedTuple):
     about: bytes = b""
     client: int = 0
     threshold: int = 0
+    size: int = 0
     neighbours: bytes = b""
     private: bytes = b""  # the keys of channels and of masks, and the seed; nothing once shares are given
     public: bytes = b""
@@ -120,7 +122,8 @@ class Member:
         """For a file. When shares are given the keys are not in it."""
         public = _write({i: b"".join(pair) for i, pair in self.public.items()})
         held = _write({i: b"".join(pair) for i, pair in self.held.items()})
-        about = self.circle.about, self.client, self.circle.threshold, write_clients(self.neighbours)
+        circle, near = self.circle, write_clients(self.neighbours)
+        about = circle.about, self.client, circle.threshold, circle.size, near
         if self.given:
             return Kept(*about, replied=self.replied)
         private = self.channel.private + self.mask.private + self.seed
@@ -131,7 +134,7 @@ class Member:
         """The client that :meth:`keep` was asked of. Raises ``WireError`` where its keys are gone."""
         check(kept.private, "keys that have not given their shares")
         near = {kept.client: tuple(list_clients(kept.neighbours))}
-        member = Member(kept.client, Circle(kept.about, near, kept.threshold))
+        member = Member(kept.client, Circle(kept.about, near, kept.threshold, kept.size))
         member.channel, member.mask = Pair.of(kept.private[:LENGTH]), Pair.of(kept.private[LENGTH : 2 * LENGTH])
         member.seed, member.hidden, member.replied = kept.private[2 * LENGTH :], kept.hidden, kept.replied
         member.public = _pairs(kept.public)

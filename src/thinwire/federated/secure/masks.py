@@ -7,6 +7,7 @@ and send shares under ChaCha20-Poly1305 (RFC 8439).
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 
@@ -82,13 +83,19 @@ def unseal(key: bytes, data: bytes, about: bytes) -> bytes:
         raise WireError("a share that was sealed with another key, or changed on its way") from error
 
 
-def draw(seed: bytes, name: str, count: int, width: int) -> Int64[Tensor, " n"]:
-    """``count`` numbers of ``width`` bits for a field, each as likely as any other: a function of seed and name."""
+def stream(seed: bytes, name: str) -> Callable[[int], bytes]:
+    """What gives so many more bytes that are as good as random, each time: a function of seed and name."""
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
-    stream = Cipher(algorithms.ChaCha20(derive(seed, name.encode()), bytes(16)), None).encryptor()
+    cipher = Cipher(algorithms.ChaCha20(derive(seed, name.encode()), bytes(16)), None).encryptor()
+    return lambda size: cipher.update(bytes(size))
+
+
+def draw(seed: bytes, name: str, count: int, width: int) -> Int64[Tensor, " n"]:
+    """``count`` numbers of ``width`` bits for a field, each as likely as any other: a function of seed and name."""
+    more = stream(seed, name)
     size, parts = 4 if width <= 32 else 8, list[np.ndarray]()
     for at in range(0, count, PIECE):
-        words = np.frombuffer(stream.update(bytes(min(PIECE, count - at) * size)), f"<i{size}")
+        words = np.frombuffer(more(min(PIECE, count - at) * size), f"<i{size}")
         parts.append(words.astype(np.int64) & ((1 << width) - 1))
     return torch.from_numpy(np.concatenate(parts)) if parts else torch.zeros(0, dtype=torch.int64, device="cpu")

@@ -13,9 +13,11 @@ from ...links.secure import holds_secret
 from ...wire import Packet, dumps
 from ..mean import Mean
 from ..messages import Form, Leaf
+from ..privacy import Privacy
 from ..setting import ClientsSetting
 from .exchange import Circle, Member, Secrets
 from .masks import check_installed
+from .noise import ClientNoise, fewest
 
 
 @dataclass(frozen=True)
@@ -24,23 +26,24 @@ class Secured:
 
     form: Form
     link: SecureSum  # of the first field: the neighbours of all are its
+    privacy: Privacy | None = None  # whose noise is the clients'
 
     @staticmethod
     def of(algorithm: Algorithm, form: Form, setting: ClientsSetting, clients: int) -> Secured | None:
         """None where no field is. Raises :class:`CombinationError` where the server would learn more than a sum."""
-        secured = Secured.on(form)
+        secured = Secured.on(form, setting.privacy)
         if secured is not None:
             secured.check(algorithm, setting, clients)
         return secured
 
     @staticmethod
-    def on(form: Form) -> Secured | None:
+    def on(form: Form, privacy: Privacy | None = None) -> Secured | None:
         """None where no field is."""
         links = [leaf.link for leaf in form.leaves if leaf.link is not None and holds_secret(leaf.link)]
         if not links:
             return None
         check_installed()
-        return Secured(form, next((link for link in links if isinstance(link, SecureSum)), SecureSum()))
+        return Secured(form, next((link for link in links if isinstance(link, SecureSum)), SecureSum()), privacy)
 
     def check(self, algorithm: Algorithm, setting: ClientsSetting, clients: int) -> None:
         """Raise :class:`CombinationError` where the server would learn more than a sum, or clients are too many."""
@@ -55,7 +58,7 @@ class Secured:
                 f"{name}: with weights={algorithm.weights!r} a reply counts as often as its client has examples, and a "
                 f"secure sum adds each once: give weights='uniform'"
             )
-        for asked in ("clip", "privacy", "aggregate", "buffer"):
+        for asked in ("clip", "aggregate", "buffer"):
             value = getattr(setting, asked, None)
             if value is not None:
                 raise CombinationError(
@@ -65,22 +68,32 @@ class Secured:
         for link in {leaf.link for leaf in form.leaves}:
             if isinstance(link, SecureSum) and sample > link.most:
                 raise CombinationError(f"{link!r}: {sample} clients take part in a round: give most={sample}")
+            if isinstance(link, SecureSum) and self.privacy is not None:
+                ClientNoise(self.privacy, link, 0, sample).check()
 
     def circle(self, cohort: Collection[int], key: Key, about: bytes = b"") -> Circle:
         """The clients of a round, and who is whose neighbour. Raises ``ValueError`` for a single client."""
         return Circle.of(cohort, key, about, self.link.neighbours, self.link.threshold)
 
-    def hide(self, member: Member, blob: bytes) -> bytes:
-        """A reply with all masks of its client."""
-        pairs = zip(self.form.leaves, self.form.read(blob), strict=True)
-        return dumps([self._hide(member, leaf, *part) for leaf, part in pairs])
+    def fewest(self, clients: int) -> int:
+        """How many of a round's clients have to answer at least."""
+        return 1 if self.privacy is None else fewest(clients)
 
-    def _hide(self, member: Member, leaf: Leaf, which: Packet, packet: Packet) -> Packet:
+    def hide(self, member: Member, blob: bytes, secret: bytes) -> bytes:
+        """A reply with all masks of its client; with privacy its noise, drawn from its ``secret``, is below them."""
+        pairs = zip(self.form.leaves, self.form.read(blob), strict=True)
+        return dumps([self._hide(member, secret, leaf, *part) for leaf, part in pairs])
+
+    def _hide(self, member: Member, secret: bytes, leaf: Leaf, which: Packet, packet: Packet) -> Packet:
         link = leaf.link
         assert isinstance(link, SecureSum)
         if packet is None:  # a field without layers
             return [which, None]
-        return [which, link.pack(member.hide(leaf.name, link.unpack(packet, None), link.width))]
+        numbers = link.unpack(packet, None)
+        if self.privacy is not None:
+            noise = ClientNoise(self.privacy, link, len(numbers), member.circle.size)
+            numbers = noise.add(link.signed(numbers).long(), secret, member.circle.about)
+        return [which, link.pack(member.hide(leaf.name, numbers, link.width))]
 
     def uncover(self, mean: Mean, secrets: Secrets) -> None:
         """Take the masks off the sums of a round's replies."""

@@ -6,9 +6,11 @@ third it calls the clients, and the shares that are for a client go with its cal
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple, Protocol, runtime_checkable
 
+from ...config import complete
 from ...errors import WireError, check
 from ...key import Key
 from ...wire import dumps, loads, restore
@@ -30,10 +32,11 @@ class Question(NamedTuple):
     round: int
     trip: str  # "keys", "shares" or "reveal"
     body: bytes  # the round's clients; the keys of neighbours; who has replied
+    privacy: str = ""  # which clients see to; a question without has one field less
 
     def write(self) -> bytes:
         """The bytes of it."""
-        return MAGIC + dumps(self)
+        return MAGIC + dumps(self if self.privacy else self[:-1])
 
     @property
     def about(self) -> bytes:
@@ -59,7 +62,10 @@ def read_question(data: bytes) -> Question | None:
     """A question from its bytes; None where they are none, but a call. Raises ``WireError``."""
     if not data.startswith(MAGIC):
         return None
-    question: Question = restore(loads(data[len(MAGIC) :], max_depth=1), Question("", 0, 0, 0, 0, 0, "", b""))
+    like, fields = Question("", 0, 0, 0, 0, 0, "", b""), loads(data[len(MAGIC) :], max_depth=1)
+    if isinstance(fields, list) and len(fields) == len(like) - 1:
+        fields.append(like.privacy)
+    question: Question = restore(fields, like)
     check(question.trip in ("keys", "shares", "reveal"), "keys, shares or reveal")
     check(0 <= question.client < question.clients and question.round > 0 and question.seed >= 0, "a client of the run")
     return question
@@ -112,7 +118,8 @@ class Gathering:
     def of(run: Runner, secured: Secured, cohort: Collection[int]) -> Gathering:
         """That of a run's next round. Raises ``ValueError`` for a cohort in which nobody could hide."""
         about = run.digest, run.incarnation, run.seed, run.num_clients, 0, run.round + 1
-        return Gathering(secured, Question(*about, "", b""), cohort)
+        privacy = "" if secured.privacy is None else complete(secured.privacy)
+        return Gathering(secured, Question(*about, "", b"", privacy), cohort)
 
     @property
     def complete(self) -> bool:
@@ -133,7 +140,11 @@ class Gathering:
         return self.broker.shares(self.heard)
 
     def ask_secrets(self, replied: Iterable[int]) -> dict[int, bytes]:
-        """The last questions, once it is known who has replied."""
+        """The last questions, once it is known who has replied; none where these are too few."""
+        replied = list(replied)
+        if len(replied) < self.secured.fewest(len(self.cohort)):
+            self.trip = "void"
+            return {}
         return self._ask("reveal", self.broker.ask(replied))
 
     def _ask(self, trip: str, bodies: Mapping[int, bytes]) -> dict[int, bytes]:
@@ -152,6 +163,8 @@ class Gathering:
 
     def secrets(self) -> Secrets | None:
         """What takes the masks off the sum of those who replied; None: too few are left, and nobody learns anything."""
+        if self.trip != "reveal":
+            return None
         try:
             return self.broker.secrets(self.heard)
         except (TooFew, WireError):  # shares that fit, and are of another key
@@ -188,8 +201,9 @@ class Here:
 
     def hide(self, client: int, blob: bytes) -> bytes:
         """A client's reply as it is sent."""
-        about = self.gathering.about.about
-        hidden, self.kept[client] = hide(self.gathering.secured, self.kept[client], about, self.shares[client], blob)
+        about, kept, shares = self.gathering.about, self.kept[client], self.shares[client]
+        secret = hashlib.sha256(b"%d|%d" % (about.seed, client)).digest()
+        hidden, self.kept[client] = hide(self.gathering.secured, kept, about.about, shares, blob, secret)
         return hidden
 
     def end(self, replied: Iterable[int]) -> Secrets | None:
@@ -198,9 +212,14 @@ class Here:
         return self.gathering.secrets()
 
 
-def hide(secured: Secured, kept: Kept | None, about: bytes, shares: bytes, blob: bytes) -> tuple[bytes, Kept]:
-    """A reply with all masks of its client, given the shares that came with its call; and what it keeps."""
+def hide(
+    secured: Secured, kept: Kept | None, about: bytes, shares: bytes, blob: bytes, secret: bytes
+) -> tuple[bytes, Kept]:
+    """A reply with all masks of its client, given the shares that came with its call; and what it keeps.
+
+    ``secret``, of 32 bytes, is what its noise is drawn from.
+    """
     member = member_of(kept, about)
     member.take(shares)
     member.commit(blob)
-    return secured.hide(member, blob), member.keep()
+    return secured.hide(member, blob, secret), member.keep()
