@@ -119,7 +119,12 @@ def main() -> None:
             programs = environment(folder / name, *CONSTRAINTS, f"thinwire[cli,plots,data] @ {wheel.as_uri()}")
             installed = time.monotonic()
             level = call(
-                programs / "python", "-c", "from thinwire.kernels import native; print(native.library())", cwd=folder
+                programs / "python",
+                "-W",
+                "ignore",
+                "-c",
+                "from thinwire.kernels import native; print(native.library())",
+                cwd=folder,
             )
             if (level.strip() == "None") != (name == "pure"):
                 sys.exit(f"{wheel.name}: its kernels are {level.strip()}")

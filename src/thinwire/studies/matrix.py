@@ -92,7 +92,8 @@ def _try_secret(method: str) -> Pair:
 
 def _try_beside(name: str) -> Pair:
     """An aggregator, a buffer or privacy for clients whose replies are added in secret."""
-    algorithm, cls = FedAvg(up=SecureSum(), weights="uniform"), vocabulary()[name]
+    algorithm = FedAvg(up=SecureSum(), weights="uniform")
+    cls: Any = vocabulary()[name]
     field = {"Buffered": "buffer", "Privacy": "privacy"}.get(name, "aggregate")
     value = parse(cls.example) if name in ("Buffered", "Privacy") else cls()
     text = f"{algorithm!r}, {field}={value!r}"
