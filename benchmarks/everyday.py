@@ -34,6 +34,10 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent / "everyday"
+sys.path.insert(0, str(HERE.parents[1] / "experiments"))
+
+import record  # noqa: E402
+
 FRAMEWORKS = {"thinwire": "thinwire", "flower": "flwr", "nvflare": "nvflare", "pfl": "pfl"}
 TASKS = ("compare", "bytes", "resume", "deploy", "method")
 HALF = 10  # rounds of own.py's twenty
@@ -69,24 +73,22 @@ def lines(paths: list[Path]) -> int:
 def run(python: str, program: Path, folder: Path, killed: bool = False) -> tuple[float, str]:
     """Seconds, and what was printed; ``killed`` when half of the rounds are done."""
     begun, said = time.monotonic(), []
-    with open(folder / "stderr.txt", "ab") as errors:
-        process = subprocess.Popen(
-            [python, "-u", str(program)],
-            cwd=folder,
-            env={**os.environ, **QUIET},
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            start_new_session=True,
-        )
-        assert process.stdout is not None
-        for line in process.stdout:
-            said.append(line)
-            if killed and line.startswith(f"round {HALF}"):
-                os.killpg(process.pid, signal.SIGKILL)
-        code = process.wait()
-    if code and not killed:
-        sys.exit(f"{program.name} ended with {code}: {(folder / 'stderr.txt').read_text()[-3000:]}")
+    process = subprocess.Popen(
+        [python, "-u", str(program)],
+        cwd=folder,
+        env={**os.environ, **QUIET},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        said.append(line)
+        if killed and re.match(rf"\s*round {HALF}\b", line, re.IGNORECASE):
+            os.killpg(process.pid, signal.SIGKILL)
+    if process.wait() and not killed:
+        sys.exit(f"{program.name} ended with {process.returncode}: {''.join(said)[-3000:]}")
     return time.monotonic() - begun, "".join(said)
 
 
@@ -129,11 +131,12 @@ def measure(task: str, framework: str, python: str) -> dict[str, Any]:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
             run(python, program, folder, killed=True)
             seconds, again = run(python, program, folder)
-            made = [int(number) for number in re.findall(r"^round (\d+)", again, re.MULTILINE)]
+            made = [int(number) for number in re.findall(r"^\s*round (\d+)", again, re.MULTILINE | re.IGNORECASE)]
             exact = results(again)[-1].split()[-1] == results(said)[-1].split()[-1]
             line |= {"resumed": bool(made) and min(made) >= HALF, "exact": exact, "seconds_again": round(seconds, 1)}
+    line |= {"processor": record.processor(), "cores": os.cpu_count(), **record.code()}
     version = f"import importlib.metadata as m; print(m.version({FRAMEWORKS[framework]!r}))"
-    line["version"] = subprocess.run([python, "-c", version], capture_output=True, text=True).stdout.strip()
+    line["framework_version"] = subprocess.run([python, "-c", version], capture_output=True, text=True).stdout.strip()
     return line
 
 
@@ -142,16 +145,15 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=list(FRAMEWORKS), choices=list(FRAMEWORKS))
     parser.add_argument("--tasks", nargs="*", default=list(TASKS), choices=TASKS)
     parser.add_argument("--python", action="append", default=[], help="FRAMEWORK=PROGRAM")
-    parser.add_argument("--into", type=Path, help="a file that gets a line for each")
+    parser.add_argument("--into", type=Path, help="a file of lines, in which each replaces its like")
     asked = parser.parse_args()
     pythons = dict.fromkeys(FRAMEWORKS, sys.executable) | dict(word.split("=", 1) for word in asked.python)
     for task in asked.tasks:
         for framework in asked.only:
-            line = json.dumps(measure(task, framework, pythons[framework]))
-            print(line, flush=True)
+            line = measure(task, framework, pythons[framework])
+            print(json.dumps(line), flush=True)
             if asked.into:
-                with open(asked.into, "a") as file:
-                    file.write(line + "\n")
+                record.replace(asked.into, line, {name: line[name] for name in ("benchmark", "task", "framework")})
 
 
 if __name__ == "__main__":

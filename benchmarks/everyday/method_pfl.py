@@ -11,7 +11,7 @@ class Clipped(Postprocessor):
         norm = float(get_framework_module().global_norm(stats.get_weights()[1], 2))
         return stats.apply_elementwise(lambda change: change * min(1.0, MOST / norm)), Metrics()
 
-    def postprocess_server(self, *, stats, central_context, aggregate_context):
+    def postprocess_server(self, *, stats, central_context, aggregate_metrics):
         return stats, Metrics()
 
 

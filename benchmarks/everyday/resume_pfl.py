@@ -12,5 +12,5 @@ class Show(TrainingProcessCallback):
 
 
 algorithm, about = FederatedAveraging(), setting()
-restore = RestoreTrainingCallback([about["model"], algorithm, about["backend"]], "checkpoints")
+restore = RestoreTrainingCallback([about["model"], algorithm], "checkpoints")
 show("FedAvg", algorithm.run(AVERAGING, callbacks=[Show(), restore], **about).pytorch_model.net)
