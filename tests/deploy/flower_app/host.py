@@ -125,8 +125,9 @@ def cut_midway(folder: Path, plan: dict[str, Any], node: int) -> None:
     """Cut this host off for so many seconds in each round, while a message to it, or from it, has come in part."""
     ((name, config),) = plan["runs"].items()
     for round in range(1, config["rounds"] + 1):
-        way, small = "down" if (round + node) % 2 else "up", plan.get("small", False)
-        wait_for(lambda round=round, way=way: begun(folder / "runs" / name, round, way, [node], small))
+        way = "down" if (round + node) % 2 else "up"
+        about = round, way, [node], plan.get("small", False)
+        wait_for(lambda about=about: begun(folder / "runs" / name, *about))
         link("down")
         note(folder, f"host {node} is cut off in round {round}, {way}")
         time.sleep(plan["midway"])
