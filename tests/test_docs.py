@@ -1488,3 +1488,9 @@ def test_what_the_page_of_a_real_federation_says_of_cuts_is_in_its_line():
     assert f"{cut['up_bytes']:,} bytes up, {cut['up_bytes'] - payload:,} of them" in page
     assert f"{cut['resent_bytes']} were sent again" in page
     assert "took " + " and ".join(f"{seconds:.0f}" for seconds in cut["seconds"]) + " seconds" in page
+    auto = lines["auto"]
+    assert (auto["model_bytes"], auto["rounds"], auto["mbit"], auto["cut"], auto["cuts"]) == (7_600_000, 3, 4, 20.0, 9)
+    assert f"at most {auto['most_both_ways']:,} bytes, both ways" in page
+    assert auto["most_both_ways"] <= 0.01 * auto["model_bytes"]
+    first, *others = (f"{seconds:.0f}" for seconds in auto["seconds"])
+    assert f"the rounds {first}, {' and '.join(others)} seconds" in page
