@@ -26,7 +26,7 @@ from federation import Federation, started_by  # noqa: E402
 KINDS = {  # what is in a command line -> whose memory it is
     "flwr-serverapp": "server",
     "resident": "worker",
-    "flwr-clientapp": "client app",
+    "copies": "client app",
     "flower-superlink": "superlink",
     "flower-supernode": "supernode",
 }

@@ -1475,3 +1475,22 @@ def test_what_the_page_of_hostile_clients_says_in_words_is_in_its_lines():
     assert {line["far_hostile"] for line in large} == {1.0}
     assert max(line["far_honest"] for line in ruled.values()) <= 0.005
     assert {line["named_honest"] for line in ruled.values()} == {0}
+
+
+def test_what_the_page_of_a_real_federation_says_of_cuts_is_in_its_line():
+    page = said("docs/measured/federation.md")
+    lines = {line["run"]: line for line in written("benchmarks/results/soak.jsonl")}
+    cut = lines["cut"]
+    assert (cut["rounds"], cut["mbit"], cut["cut"], cut["cuts"]) == (2, 40, 10.0, 2 * 3)
+    assert f"a model of {cut['model_bytes'] / 1e6:.1f} MB" in page
+    width = cut["model_bytes"] // 48  # of the hidden layer: twelve parameters a unit, and two running statistics
+    payload = 2 * 3 * (4 * (14 * width + 3) + 20)  # three biases, and what a packet takes beside its numbers
+    assert f"{cut['up_bytes']:,} bytes up, {cut['up_bytes'] - payload:,} of them" in page
+    assert f"{cut['resent_bytes']} were sent again" in page
+    assert "took " + " and ".join(f"{seconds:.0f}" for seconds in cut["seconds"]) + " seconds" in page
+    auto = lines["auto"]
+    assert (auto["model_bytes"], auto["rounds"], auto["mbit"], auto["cut"], auto["cuts"]) == (7_600_000, 3, 4, 20.0, 9)
+    assert f"at most {auto['most_both_ways']:,} bytes, both ways" in page
+    assert auto["most_both_ways"] <= 0.01 * auto["model_bytes"]
+    first, *others = (f"{seconds:.0f}" for seconds in auto["seconds"])
+    assert f"the rounds {first}, {' and '.join(others)} seconds" in page

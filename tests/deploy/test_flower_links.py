@@ -279,6 +279,7 @@ def test_under_a_budget_of_a_hundredth_it_is_the_same_in_minutes(width: int, tmp
     plan = {
         "app": str(APP),
         "runs": {"auto": config | {"start": "known"}},
+        "small": True,
         "midway": 20.0,  # a node that is away for a minute is thought gone, and what goes as one message is lost
         "kills": [("server", 2), ("superlink", 3)],
     }

@@ -126,7 +126,8 @@ def cut_midway(folder: Path, plan: dict[str, Any], node: int) -> None:
     ((name, config),) = plan["runs"].items()
     for round in range(1, config["rounds"] + 1):
         way = "down" if (round + node) % 2 else "up"
-        wait_for(lambda round=round, way=way: begun(folder / "runs" / name, round, way, [node]))
+        about = round, way, [node], plan.get("small", False)
+        wait_for(lambda about=about: begun(folder / "runs" / name, *about))
         link("down")
         note(folder, f"host {node} is cut off in round {round}, {way}")
         time.sleep(plan["midway"])
@@ -137,7 +138,7 @@ def kill(here: Federation, plan: dict[str, Any], what: str, round: int) -> int:
     """Kill the server, or the SuperLink with it, in a round, once an answer has come in part; the run that goes on."""
     ((name, config),) = plan["runs"].items()
     out = here.folder / "runs" / name
-    wait_for(lambda: begun(out, round, "up", range(3)))
+    wait_for(lambda: begun(out, round, "up", range(3), plan.get("small", False)))
     if what == "superlink":
         superlink = here.processes.pop("superlink")
         superlink.kill()
@@ -151,10 +152,10 @@ def kill(here: Federation, plan: dict[str, Any], what: str, round: int) -> int:
     return here.submit({**config, "out": str(out)}, Path(plan["app"]))
 
 
-def begun(out: Path, round: int, way: str, clients: Sequence[int]) -> bool:
+def begun(out: Path, round: int, way: str, clients: Sequence[int], small: bool = False) -> bool:
     """Whether a message this way, of one of these clients, has come in part in this round, or the round is over.
 
-    Of a message that goes as one: whether one of them is called and has not answered.
+    Of ``small`` messages, which go as one: whether one of them is called and has not answered.
     """
     try:
         status = json.loads((out / "watch.json").read_text())
@@ -163,8 +164,8 @@ def begun(out: Path, round: int, way: str, clients: Sequence[int]) -> bool:
     if status["round"] != round:
         return bool(status["round"] > round)
     there = [status["clients"][client] for client in clients if client < len(status["clients"])]
-    if not (out / "chunks").exists() and not any(one["chunks"] for one in status["clients"]):
-        return any(one["state"] == "called" for one in there)
+    if small:
+        return any(one["state"] in ("called", "late") for one in there)
     chunks = [one["chunks"] for one in there]
     return any(one is not None and one[0] == way and 0 < one[1] < one[2] for one in chunks)
 
