@@ -513,3 +513,23 @@ def test_a_question_that_is_not_answered_is_waited_for_until_the_deadline(tmp_pa
     result = serve(grid, SECRET, 1, deadline=1.0)
     assert result.rounds[0]["lost_replies"] == 1
     assert result.rounds[0]["seconds"] > 1.0
+
+
+def test_with_a_buffer_the_loop_steps_by_as_many_answers_as_that_holds(tmp_path: Path) -> None:
+    result = serve(post("FedAvg()", tmp_path), "FedAvg()", 4, buffer=tw.Buffered(2), out=tmp_path / "run")
+    assert [(r["clients"], r["lost_replies"], r["in_flight"]) for r in result.rounds] == [(2, 0, 1)] * 4
+    called, answered = (len([e for e in result.ledger.of(way) if e.payload]) for way in ("down", "up"))
+    assert (called, answered) == (3 + 2 * 3, 2 * 4)  # nobody is called while at work
+
+
+def test_with_a_buffer_a_client_that_fails_or_is_silent_is_called_again(tmp_path: Path) -> None:
+    grid = post("FedAvg()", tmp_path)
+
+    def spoil(node: int, message: Message, reply: Message) -> Message | None:
+        if unpack(message.content) == b"":
+            return reply
+        return {11: reply, 12: Message(Error(1, "full"), reply_to=message), 13: None}[node]
+
+    grid.spoil = spoil
+    result = serve(grid, "FedAvg()", 2, buffer=tw.Buffered(2), deadline=1.0)
+    assert [(r["clients"], r["lost_replies"], r["in_flight"]) for r in result.rounds] == [(3, 2, 0)] * 2

@@ -113,7 +113,7 @@ class Deployment(Keeping):
         self.gathering: Gathering | None = None  # of the round that is under way
         self.secrets: Secrets | None = None
         self.flights, self.again = dict[int, bytes](), dict[int, bytes]()
-        self.refused = self.dropped = self.lost = 0
+        self.refused, self.dropped, self.lost = 0, 0, set[int]()
 
     @property
     def most(self) -> int:
@@ -130,7 +130,7 @@ class Deployment(Keeping):
         """Begin a round with those of the sampled clients that are there; what to send them: calls, or questions."""
         require(self.key is None, "the round before has not ended")
         self.key = self.publish()
-        self.taken, self.refused, self.dropped, self.lost = {}, 0, 0, 0
+        self.taken, self.refused, self.dropped, self.lost = {}, 0, 0, set()
         self.gathering, self.secrets, self.shares = None, None, {}
         if self.setting.buffer is not None:
             return self._begin_more(self.key, available)
@@ -161,7 +161,7 @@ class Deployment(Keeping):
     def lose(self, client: int) -> None:
         """With a buffer: a client's answer is not waited for any more, so it may be called again."""
         if self.flights.pop(client, None) is not None:
-            self.lost += 1
+            self.lost.add(client)
 
     @property
     def asking(self) -> bool:
@@ -273,6 +273,7 @@ class Deployment(Keeping):
         """Its answer is here."""
         del self.sent[client]
         self.flights.pop(client, None)
+        self.lost.discard(client)
 
     def _refused(self, client: int, error: Exception) -> WireError:
         """Note that an answer was refused; the error that says so."""
@@ -322,8 +323,8 @@ class Deployment(Keeping):
                 self.unanswered.commit(client, self._sent_ends()._replace(version=key.round, tx=tx, down=down))
         self.pending.clear()
         used = len([client for client in now if client in moved])
-        called = self.called if self.setting.buffer is None else len(moved) + self.lost
-        lost = called - used if self.setting.buffer is None else self.lost
+        called = self.called if self.setting.buffer is None else len(moved) + len(self.lost)
+        lost = called - used if self.setting.buffer is None else len(self.lost)
         steps = sorted(key.round - self.taken[client].answer.round for client in moved)
         record = self.finish(0.0, called, lost, evaluate)
         record |= {} if self.setting.buffer is None else {"staleness": steps, "in_flight": len(self.flights)}
