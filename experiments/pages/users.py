@@ -90,7 +90,7 @@ def everyday() -> list[str]:
     for task, words in tasks.items():
         cells = []
         for name in names:
-            line = results.one(task=task, framework=name)
+            line = results.of(task=task, framework=name)
             if line["lines"] is None:
                 cells.append("-")
                 continue

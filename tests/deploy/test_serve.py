@@ -585,3 +585,23 @@ def test_of_thirty_two_nodes_of_which_some_fail_the_model_is_that_of_the_replies
     method, options = tw.parse(expression, {"lr": 0.2, "batch": 8}), {"seed": 5, "workers": 1, "plan": "each"}
     expected = tw.simulate(method, mlp, tasks, 4, cohort=came, **options)  # type: ignore[arg-type]
     assert torch.equal(result.params.flat, expected.params.flat)
+
+
+def test_with_a_buffer_the_loop_steps_by_as_many_answers_as_that_holds(tmp_path: Path) -> None:
+    result = serve(post("FedAvg()", tmp_path), "FedAvg()", 4, buffer=tw.Buffered(2), out=tmp_path / "run")
+    assert [(r["clients"], r["lost_replies"], r["in_flight"]) for r in result.rounds] == [(2, 0, 1)] * 4
+    called, answered = (len([e for e in result.ledger.of(way) if e.payload]) for way in ("down", "up"))
+    assert (called, answered) == (3 + 2 * 3, 2 * 4)  # nobody is called while at work
+
+
+def test_with_a_buffer_a_client_that_fails_or_is_silent_is_called_again(tmp_path: Path) -> None:
+    grid = post("FedAvg()", tmp_path)
+
+    def spoil(node: int, message: Message, reply: Message) -> Message | None:
+        if unpack(message.content) == b"":
+            return reply
+        return {11: reply, 12: Message(Error(1, "full"), reply_to=message), 13: None}[node]
+
+    grid.spoil = spoil
+    result = serve(grid, "FedAvg()", 2, buffer=tw.Buffered(2), deadline=1.0)
+    assert [(r["clients"], r["lost_replies"], r["in_flight"]) for r in result.rounds] == [(3, 2, 0)] * 2

@@ -30,7 +30,7 @@ class Asking(Keeping):
         self.asks_losses = False  # whether calls are questions now
         self.heard: dict[int, int] = {}  # the examples of each client, as its newest answer said
         self.sent: dict[int, Sent] = {}
-        self.refused = self.lost = 0  # answers of this round
+        self.refused, self.lost = 0, set[int]()  # in this round: answers, and clients whose answers are lost
 
     @property
     def asking(self) -> bool:
@@ -127,7 +127,7 @@ class Asking(Keeping):
     def lose(self, client: int) -> None:
         """With a buffer: a client's answer is not waited for any more, so it may be called again."""
         if self.flights.pop(client, None) is not None:
-            self.lost += 1
+            self.lost.add(client)
 
     def state(self) -> dict[str, State]:
         """With a sampler also how many examples clients have said that they have."""

@@ -130,7 +130,7 @@ class Deployment(Asking):
         """Begin a round with those of the sampled clients that are there; what to send them: calls, or questions."""
         require(self.key is None, "the round before has not ended")
         self.key = self.publish()
-        self.taken, self.refused, self.dropped, self.lost = {}, 0, 0, 0
+        self.taken, self.refused, self.dropped, self.lost = {}, 0, 0, set()
         self.gathering, self.secrets, self.shares = None, None, {}
         if self.setting.buffer is not None:
             return self._begin_more(self.key, available)
@@ -245,6 +245,7 @@ class Deployment(Asking):
         """Its answer is here."""
         del self.sent[client]
         self.flights.pop(client, None)
+        self.lost.discard(client)
 
     @property
     def full(self) -> bool:
@@ -286,8 +287,8 @@ class Deployment(Asking):
                 self.unanswered.commit(client, self._sent_ends()._replace(version=key.round, tx=tx, down=down))
         self.pending.clear()
         used = len([client for client in now if client in moved])
-        called = self.called if self.setting.buffer is None else len(moved) + self.lost
-        lost = called - used if self.setting.buffer is None else self.lost
+        called = self.called if self.setting.buffer is None else len(moved) + len(self.lost)
+        lost = called - used if self.setting.buffer is None else len(self.lost)
         steps = sorted(key.round - self.taken[client].answer.round for client in moved)
         record = self.finish(0.0, called, lost, evaluate)
         record |= {} if self.setting.buffer is None else {"staleness": steps, "in_flight": len(self.flights)}

@@ -95,7 +95,7 @@ def _try_beside(name: str) -> Pair:
     algorithm = FedAvg(up=SecureSum(), weights="uniform")
     cls: Any = vocabulary()[name]
     field = {"Buffered": "buffer", "Privacy": "privacy"}.get(name, "aggregate")
-    value = parse(cls.example) if name in ("Buffered", "Privacy") else cls()
+    value = parse(vars(cls)["example"]) if name in ("Buffered", "Privacy") else cls()
     text = f"{algorithm!r}, {field}={value!r}"
     try:
         Secured.of(algorithm, _open(algorithm), Setting(**{field: value}), 10)

@@ -330,9 +330,11 @@ class Nodes:
         if message is None or message.has_error():
             self.fail(client, "its message cannot be read" if message is None else message.error.reason)
             return
+        self.answered[client], data = time.monotonic(), b""  # which is refused, like any other that is none
+        with contextlib.suppress(WireError):
+            data = unpack(message.content, CHUNK)
         with contextlib.suppress(WireError):  # it is in the log and in the record
-            self.run.hear(client, unpack(message.content, max(self.run.most, 2 * CHUNK)))
-            self.answered[client] = time.monotonic()
+            self.run.hear(client, data)
 
     def fail(self, client: int, why: str | None) -> None:
         """Note that a client does not answer."""
