@@ -280,9 +280,8 @@ class Nodes:
             there = sorted(client for client, node in self.nodes.items() if node in online)
             enough = self.run.first if self.run.round else self.run.num_clients
             enough = self.run.sample if self.run.again else enough
-            if (len(there) >= enough and self.run.again.keys() <= set(there)) or (
-                there and self.run.round and time.monotonic() > end
-            ):
+            whole = len(there) >= enough and self.run.again.keys() <= set(there)
+            if whole or (there and self.run.round and time.monotonic() > end):
                 return there
             self.show()
             time.sleep(self.poll)
