@@ -235,7 +235,7 @@ def run(
         "network_seconds": summary["network_seconds"],
         **about(summary["expression"], began),
         "curve": [
-            [r["round"], r["accuracy"], r["up_bytes"], r["down_bytes"], sent, received]
+            [r["round"], round(r["accuracy"], 5), r["up_bytes"], r["down_bytes"], sent, received]
             for r, sent, received in zip(result.rounds, up, down, strict=True)
             if r.get("accuracy") is not None
         ],

@@ -1396,13 +1396,18 @@ def tw_split():
 def test_what_the_page_of_rounds_that_do_not_wait_says_in_words_is_in_its_lines():
     page = said("docs/measured/buffered.md")
     lines = {
-        (line["split"], line["method"], line["buffer"]): line
+        (line["split"], line["method"], line["buffer"], line["seed"]): line
         for line in written("experiments/buffered/results/time_to_target.jsonl")
     }
+    assert len(lines) == 2 * 3 * 4 * 3
 
     def times(split, field):
-        """The run that waits over each of those that do not."""
-        own = {(method, buffer): line[field] for (each, method, buffer), line in lines.items() if each == split}
+        """The run that waits over each of those that do not, in the means of three seeds."""
+        own = {
+            (method, buffer): sum(lines[split, method, buffer, seed][field] for seed in range(3))
+            for (each, method, buffer, _) in lines
+            if each == split
+        }
         return sorted(own[method, None] / value for (method, buffer), value in own.items() if buffer)
 
     alike, skewed = times("iid", "seconds_to_target"), times("Dirichlet(0.3)", "seconds_to_target")
@@ -1413,9 +1418,9 @@ def test_what_the_page_of_rounds_that_do_not_wait_says_in_words_is_in_its_lines(
     assert f"600 replies take {whole[0]:.1f} to {whole[-1]:.1f} times as long as without waiting" in page
     bytes_up = times("Dirichlet(0.3)", "bytes_up")
     assert f"up to {1 / bytes_up[0]:.1f} times the bytes on `Dirichlet(0.3)`" in page
-    dense = [line["bytes_up"] for (_, method, _), line in lines.items() if method == "dense"]
+    dense = [line["bytes_up"] for (_, method, *_), line in lines.items() if method == "dense"]
     assert max(dense) < 1.001 * min(dense)  # of the same replies, with other headers
-    assert {round(line["mean_staleness"]) for (*_, buffer), line in lines.items() if buffer == "Buffered(1)"} == {9}
+    assert {round(line["mean_staleness"]) for (*_, buffer, _), line in lines.items() if buffer == "Buffered(1)"} == {9}
 
 
 def test_what_the_page_of_hostile_clients_says_in_words_is_in_its_lines():

@@ -605,3 +605,19 @@ def test_with_a_buffer_a_client_that_fails_or_is_silent_is_called_again(tmp_path
     grid.spoil = spoil
     result = serve(grid, "FedAvg()", 2, buffer=tw.Buffered(2), deadline=1.0)
     assert [(r["clients"], r["lost_replies"], r["in_flight"]) for r in result.rounds] == [(3, 2, 0)] * 2
+
+
+def test_a_server_that_goes_on_waits_for_the_clients_that_are_at_work(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"buffer": tw.Buffered(2), "out": tmp_path / "run"}
+    serve(post("FedAvg()", tmp_path), "FedAvg()", 2, **options)
+    grid, looks = post("FedAvg()", tmp_path), list[int]()
+
+    def late() -> Iterable[NodeInfo]:
+        looks.append(len(looks))
+        return [NodeInfo(node_id=n) for n in grid.apps if n != 13 or len(looks) > 3]
+
+    grid.get_nodes = late  # type: ignore[method-assign]
+    result = serve(grid, "FedAvg()", 3, **options)
+    (record,) = result.rounds[2:]
+    assert (record["clients"], record["lost_replies"], record["in_flight"]) == (2, 0, 1)
+    assert len([e for e in result.ledger.of("down", 3) if e.retries]) == 1

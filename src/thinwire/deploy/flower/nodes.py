@@ -108,7 +108,7 @@ class Nodes:
 
     def round(self) -> None:
         """Call a cohort and hand in what it answers, until enough is there, nobody is left, or time is up."""
-        self.lossy |= set(self.run.sent)
+        self.lossy |= self.run.sent.keys() - self.run.flights.keys()
         messages = self.run.begin(self.muster())
         while messages or self.run.flights:
             self.board.begin([*messages, *self.run.flights])
@@ -352,13 +352,18 @@ class Nodes:
     # -- who is there ---------------------------------------------------------
 
     def muster(self) -> list[int]:
-        """The clients that are there: all of them before the first round, later as many as count or come in time."""
+        """The clients that are there: all of them before the first round, later as many as count or come in time.
+
+        A server that goes on with calls under way waits for those clients too, and for as many as train at a time.
+        """
         end = time.monotonic() + self.deadline
         while True:
             online = self.enrol()
             there = sorted(client for client, node in self.nodes.items() if node in online)
             enough = self.run.first if self.run.round else self.run.num_clients
-            if len(there) >= enough or (there and self.run.round and time.monotonic() > end):
+            enough = self.run.sample if self.run.again else enough
+            whole = len(there) >= enough and self.run.again.keys() <= set(there)
+            if whole or (there and self.run.round and time.monotonic() > end):
                 return there
             self.show()
             time.sleep(self.poll)
