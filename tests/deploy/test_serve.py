@@ -564,6 +564,7 @@ def test_a_server_that_is_upgraded_in_mid_run_goes_on_and_says_so(tmp_path: Path
     assert [version.split(",")[0] for version in about["versions"]] == ["thinwire 0.1.0+gold", "thinwire 0.2.0+gnew"]
 
 
+@pytest.mark.slow
 def test_of_thirty_two_nodes_of_which_some_fail_the_model_is_that_of_the_replies_that_came(
     tmp_path: Path,
 ) -> None:

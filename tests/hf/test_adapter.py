@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import thinwire as tw
@@ -91,6 +94,17 @@ def test_an_adapter_of_another_shape_and_one_that_is_missing_are_refused(tmp_pat
     (tmp_path / "adapter/adapter_model.safetensors").unlink()
     with pytest.raises(ValueError, match=r"adapter_model.safetensors is missing"):
         tw.load(tmp_path, lora(llama()))
+
+
+def test_a_folder_whose_model_has_the_adapter_itself_is_read_too(tmp_path: Path) -> None:
+    result = train(bert, tw.FedAvg(LOCAL), out=tmp_path)
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        base = file.metadata()["base"]
+    frozen = {name for name, p in result.module.named_parameters() if not p.requires_grad}
+    weights = {name: x.clone() for name, x in result.module.state_dict().items() if name not in frozen}
+    save_file(weights, tmp_path / "model.safetensors", {"base": base})  # as folders were before adapters went apart
+    shutil.rmtree(tmp_path / "adapter")
+    assert logits(tw.load(tmp_path, lora(bert())).model).equal(logits(result.module))
 
 
 def test_a_run_on_adapters_that_was_stopped_goes_on_to_the_same_files(tmp_path: Path) -> None:

@@ -250,7 +250,7 @@ WHERE = Path(tw.__file__).parent
 TELLS = r"\.ctypes\b|\bdata_ptr\(|\baddressof\(|\bfrom_address\(|__array_interface__|\bPyBytes_AsString\b"
 # Addresses that say what is the same memory.
 COMPARED = {"ddp/vector.py", "ddp/given.py", "pipeline/plan.py", "train/muon.py"}
-COMPARED |= {"train/given.py", "train/slot.py", "task.py"}
+COMPARED |= {"train/given.py", "train/slot.py", "train/adapter.py", "task.py"}
 
 
 def test_only_one_place_says_where_an_array_lies() -> None:
