@@ -21,18 +21,16 @@ def command(*words):
         assert not stop.code, (words, stop.code)
 
 out = pathlib.Path(sys.argv[1]) / "study"
-job = ["FedAvg(up=Partition({'<100': Dense(), '*': Ternary()}))", "FedPer()", "--data", "digits", "--clients", 4,
-       "--sample", 2, "--holdout", 0.2, "--checkpoint-every", 1, "--workers", 2, "--out", out]
+job = ["FedPer(up=Partition({'<100': Dense(), '*': Ternary()}))", "--data", "digits", "--clients", 4, "--sample", 2,
+       "--holdout", 0.2, "--checkpoint-every", 1, "--workers", 2, "--out", out]
 command("run", *job, "--rounds", 1)
 command("run", *job, "--rounds", 2, "--overwrite")
 command("resume", out, "--rounds", 3)
-command("report", out)
-command("ddp-sim", "DEF(4)", "--data", "digits", "--workers", 2, "--steps", 3, "--out", out.parent / "ddp")
 """
 
 
 @pytest.mark.slow
-def test_a_study_is_trained_overwritten_resumed_and_shown_as_on_windows_with_the_same_files(tmp_path: Path) -> None:
+def test_a_study_is_trained_overwritten_and_resumed_as_on_windows_with_the_same_files(tmp_path: Path) -> None:
     job = tmp_path / "job.py"
     job.write_text(JOB)
     there, here = tmp_path / "there", tmp_path / "here"
@@ -42,7 +40,7 @@ def test_a_study_is_trained_overwritten_resumed_and_shown_as_on_windows_with_the
     names = sorted(path.relative_to(here) for path in here.rglob("*") if path.is_file())
     assert names == sorted(path.relative_to(there) for path in there.rglob("*") if path.is_file())
     same = [name for name in names if name.name in ("ledger.jsonl", "model.safetensors") or "personal" in name.parts]
-    assert len(same) == 2 * 2 + 4 + 1
+    assert len(same) == 2 + 4
     for name in same:
         assert (there / name).read_bytes() == (here / name).read_bytes(), name
     text = [name for name in names if name.suffix in (".json", ".jsonl", ".md", ".txt")]
