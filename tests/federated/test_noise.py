@@ -83,7 +83,7 @@ def test_a_round_is_no_less_private_than_is_said(deviation: float, clients: int)
     few = clients // 2 + 1
     link = SecureSum(bits=8, clip=128.0, most=256)  # a step of one
     shift = 2
-    noise = Privacy(float(shift), deviation * math.sqrt(few) / shift).distributed(link, 1, clients)
+    noise = Privacy(float(shift), deviation * math.sqrt(few) / shift).client_noise(link, 1, clients)
     assert noise.deviation == pytest.approx(deviation)
     one = masses(deviation, 60)[1]
     total = one
@@ -103,7 +103,7 @@ def test_a_round_is_no_less_private_than_is_said(deviation: float, clients: int)
 def test_epsilon_is_above_that_of_the_sums_themselves_and_not_far(rounds: int) -> None:
     """The loss of a round is linear in the number that comes out, so that of all is a function of their sum."""
     delta, link, shift = 1e-5, SecureSum(bits=8, clip=128.0, most=256), 3
-    noise = Privacy(float(shift), 2.5).distributed(link, 1, 3)
+    noise = Privacy(float(shift), 2.5).client_noise(link, 1, 3)
     size = noise.deviation
     one = np.convolve(masses(size, 90)[1], masses(size, 90)[1])  # of two clients, the fewest of three
     total = one

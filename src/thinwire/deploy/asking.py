@@ -13,12 +13,12 @@ from ..federated.question import LOSS, QUESTION, write_go
 from ..federated.sampler import choose_clients
 from ..federated.secure.trips import Gathering
 from ..wire import Packet, State
-from .keeping import Keeping, Sent
+from .state import DeploymentState, Sent
 
 log = logging.getLogger("thinwire")
 
 
-class Asking(Keeping):
+class Asking(DeploymentState):
     """A run whose clients are elsewhere, and may be asked for their losses before some of them are called."""
 
     most_examples: list[int]  # that each client is believed to have; empty: any number

@@ -219,7 +219,7 @@ class Node:
                 self.mbit = 0.0
                 return self._confide(question)
             if data.startswith(GO):
-                data = self.asked(read_go(data))
+                data = self.find_call(read_go(data))
             data = data.removeprefix(QUESTION)
             call = read_call(data)
             if loss:
@@ -227,7 +227,7 @@ class Node:
             self.mbit = call.mbit
             return (LOSS if loss else b"") + self._answer(call, mark(data), began, loss).write()
 
-    def asked(self, number: int) -> bytes:
+    def find_call(self, number: int) -> bytes:
         """The call of this mark, by which the client was asked for its loss. Raises :class:`RunError`."""
         path = self.folder / ASKED
         data = path.read_bytes() if path.exists() else b""

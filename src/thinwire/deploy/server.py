@@ -37,9 +37,9 @@ from ..task import as_task
 from ..train.slot import Slot, make_module
 from ..wire import Packet
 from .asking import Asking
-from .keeping import Sent
 from .limits import find_usable, honest_sizes, warn_of_clipped, warn_of_weight
 from .setting import Setting
+from .state import Sent
 
 log = logging.getLogger("thinwire")
 

@@ -48,7 +48,7 @@ class Privacy(Config):
 
     Of a secure sum (:class:`~thinwire.SecureSum`) the server sees no reply. Its clients then shorten the numbers that
     they send to a norm of ``clip`` and add noise themselves (:mod:`thinwire.federated.secure.noise`), which keeps the
-    server out too. What it amounts to is :meth:`distributed`.
+    server out too. What it amounts to is :meth:`client_noise`.
     """
 
     paper = "McMahan et al., ICLR 2018, arXiv:1710.06963"
@@ -96,7 +96,7 @@ class Privacy(Config):
         drawn *= self.noise * self.clip / replies
         return Params(mean.layout, (mean.flat.double() + drawn.to(mean.flat.device)).to(mean.flat.dtype))
 
-    def distributed(self, link: SecureSum, numbers: int, clients: int) -> ClientNoise:
+    def client_noise(self, link: SecureSum, numbers: int, clients: int) -> ClientNoise:
         """The same with the clients' own noise, below a secure sum of so many ``clients`` a round.
 
         ``numbers`` is how many a reply has. Its ``epsilon(rounds, delta)`` takes the place of this one's.

@@ -173,15 +173,12 @@ class Simulation(Rounds):
         parcels = self.pool.each(self.parcel, cohort) if self.apart else [None] * len(cohort)  # each is encoded
         delivered = {client: self._deliver(client, parcel) for client, parcel in zip(cohort, parcels, strict=True)}
         calls = {client: call for client, (call, _) in delivered.items()}
-        active = [client for client in cohort if client not in silent]
-        asking = 0.0  # seconds
+        active, asking = [client for client in cohort if client not in silent], 0.0  # seconds
         if given is None and self.sampler is not None and self.sampler.asks:
             active, asking = ask_clients(self, {client: delivered[client] for client in active})
         ends = {client: self.states.get(client) for client in active}
         jobs = [self.job(*delivered[client], ends[client]) for client in active]
-        if self.plan is None:
-            self.plan = self.pool.choose(jobs, self.stream.view, self.measured)
-        self.pool.plan = self.plan
+        self.plan = self.pool.plan = self.plan or self.pool.choose(jobs, self.stream.view, self.measured)
 
         lost, slowest, looks, waiting = len(silent), 0.0, list[Record](), list[Arrival]()
         changes = Changes(self.slot.layout) if self.manner.changes else None

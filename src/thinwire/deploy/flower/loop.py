@@ -22,7 +22,8 @@ from ...train.threads import one_thread
 from ..server import Deployment
 from ..setting import Setting
 from ..watch import Board, Lines
-from .nodes import CHUNKS, Nodes, by_number, digest_of
+from .nodes import CHUNKS, Nodes
+from .roster import by_number, digest_of
 
 log = logging.getLogger("thinwire")
 

@@ -32,7 +32,7 @@ class Sent(NamedTuple):
     call: int  # its mark
 
 
-class Keeping(Rounds):
+class DeploymentState(Rounds):
     """A run between two rounds, whose clients are elsewhere, as a checkpoint has it."""
 
     setting: Setting
