@@ -81,9 +81,9 @@ help:
 slow: .venv/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest $(TOGETHER) --dist loadfile --no-loadscope-reorder -m "slow and not soak and not deployment" $(ARGS)
 
-# Several at once, each process with a federation of its own.
+# Several at once; those of a federation take turns.
 deployments: .venv/.installed-dev
-	$(BIN)/pytest $(TOGETHER) --dist worksteal -m "deployment and not soak" $(ARGS)
+	$(BIN)/pytest $(TOGETHER) --dist loadgroup --no-loadscope-reorder -m "deployment and not soak" $(ARGS)
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff check

@@ -42,7 +42,8 @@ SECONDS = Path(__file__).with_name("seconds.txt")
 
 # Those that take longest begin first, so that nobody waits for them at the end.
 FIRST = [
-    f"test_{name}.py" for name in ("flower", "every_method", "every_link", "ddp", "simulate", "docs", "experiments")
+    f"test_{name}.py"
+    for name in ("flower", "flower_links", "every_method", "every_link", "ddp", "simulate", "docs", "experiments")
 ]
 FIRST += [f"test_{name}.py" for name in ("federation", "cli", "distributed", "schedules", "kernels", "data")]
 

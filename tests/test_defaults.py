@@ -18,6 +18,7 @@ from test_every_link import every, straight
 from thinwire.ddp import DEF, EF, EF21, SAEF, Hook, PSync, compress
 from thinwire.ddp.simulation import simulate
 from thinwire.wire import dumps
+from tiers import tiers
 
 
 @contextmanager
@@ -113,7 +114,7 @@ def none() -> Iterator[None]:
 
 @pytest.mark.slow
 @each
-@pytest.mark.parametrize("method", METHODS, ids=repr)
+@pytest.mark.parametrize("method", tiers(METHODS, slow=6, name=repr))
 def test_a_live_module_keeps_its_type_place_and_layout_and_trains_to_the_same_bits(
     method: Any, default: Callable[[], Any]
 ) -> None:

@@ -416,7 +416,7 @@ def test_a_stale_training_is_a_line_and_is_not_trained_again(tmp_path: Path) -> 
         assert shown[1].count("there already") == 3
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_speeds_of_parts_are_those_of_the_law_and_curves_a_picture_of_lines(data_dir: Path, tmp_path: Path) -> None:
     """BPK over 1 Gbit/s and 1 ms: the parts' .09 s, and two times two messages."""
     costs, lines = tmp_path / "costs.jsonl", []
@@ -458,7 +458,7 @@ def test_speeds_of_parts_are_those_of_the_law_and_curves_a_picture_of_lines(data
             assert curves.digest(shown) in picture.read_text(), "draw the curves of docs/measured/pipeline.md again"
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_schedule_has_its_own_best_rate_with_a_worse_one_on_each_side(tmp_path: Path) -> None:
     arguments = ["--data", "digits", "--model", "resnet20", "--parts", 4, "--seeds", 0, "--only", "FR"]
     arguments += ["--examples", 96, "--tested", 400, "--epochs", 8, "--batch", 16, "--into", tmp_path / "dsp.jsonl"]

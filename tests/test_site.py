@@ -29,6 +29,7 @@ LOOK = """<script>addEventListener("load", () => {
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("mkdocs", reason="mkdocs is not installed: make docs")
+    browser()
     out = tmp_path_factory.mktemp("site")
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", out], cwd=ROOT, capture_output=True, text=True
@@ -37,11 +38,17 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def seen(page: Path, profile: Path) -> dict[str, Any]:
-    """What a page looks like in a window of 1,300 x 900 pixels."""
+def browser() -> str:
+    """The program that draws pages; the test is skipped where there is none."""
     program = shutil.which("chromium") or shutil.which("google-chrome")
     if program is None:
         pytest.skip("there is no chromium here")
+    return program
+
+
+def seen(page: Path, profile: Path) -> dict[str, Any]:
+    """What a page looks like in a window of 1,300 x 900 pixels."""
+    program = browser()
     copy = page.with_name(f"seen-{page.name}")
     copy.write_text(page.read_text().replace("</body>", f"{LOOK}</body>"))
     words = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}", "--window-size=1300,900"]

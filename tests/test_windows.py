@@ -29,7 +29,7 @@ command("resume", out, "--rounds", 3)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_study_is_trained_overwritten_and_resumed_as_on_windows_with_the_same_files(tmp_path: Path) -> None:
     job = tmp_path / "job.py"
     job.write_text(JOB)

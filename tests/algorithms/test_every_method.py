@@ -26,6 +26,7 @@ from tables import METHODS, Method
 from thinwire import Key, Params, Simulation
 from thinwire.federated.stream import Parcel, catch_up
 from thinwire.studies.matrix import _example
+from tiers import tiers
 
 LEFT_OPEN = {"lr": 0.5, "batch": 16, "epochs": 2}  # where an expression says nothing
 NEUTRAL = {"lr": 0.1, "batch": 16}  # the same, of identities
@@ -50,11 +51,8 @@ BY_HAND = {expression: points for row in ROWS for expression, points in row.by_h
 REFUSED = {expression: said for row in ROWS for expression, said in row.refused.items()}
 PAYLOAD = {expression: sizes for row in ROWS for expression, sizes in row.payload.items()}
 
-FURTHER = {expression for row in ROWS for expression in row.trained[2:]}
 each_expression = pytest.mark.parametrize(
-    "expression",
-    [pytest.param(text, marks=[pytest.mark.slow] * (text in FURTHER)) for text in TRAINED],
-    ids=str,
+    "expression", [parameter for row in ROWS for parameter in tiers(row.trained, fast=1, slow=2)]
 )
 
 
@@ -298,7 +296,7 @@ def run_of(expression: str, model: Any) -> tw.Result:
     return trained(tw.parse(expression, NEUTRAL), model)
 
 
-@pytest.mark.parametrize("model", [mlp, normed])
+@pytest.mark.parametrize("model", tiers([normed, mlp], fast=1, name=lambda model: model.__name__))
 @pytest.mark.parametrize("title", SAME)
 def test_a_method_at_its_neutral_setting_is_its_parent(title: str, model: Any) -> None:
     special, parent = SAME[title]

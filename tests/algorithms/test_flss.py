@@ -21,6 +21,7 @@ from thinwire.algorithms import fedavg, flss
 from thinwire.errors import RunError
 from thinwire.train.one import train
 from thinwire.train.slot import Slot
+from tiers import tiers
 
 LOCAL = LocalSGD(lr=0.2, batch=8)
 NONE = Layout(("coefficients",), (Size([1]),)).zeros().only(())
@@ -80,7 +81,7 @@ class Vector(nn.Module):
 @pytest.mark.slow
 @pytest.mark.parametrize("opt", [tw.SGD(1.0), Adam(0.03)], ids=repr)
 @pytest.mark.parametrize("project", ["update", "gradient"])
-@pytest.mark.parametrize(("rank", "every"), [(3, 2), (3, 4), (6, None), (6, 2)])
+@pytest.mark.parametrize(("rank", "every"), tiers([(3, 2), (6, None), (3, 4), (6, 2)], slow=2))
 def test_updates_in_a_space_that_the_first_rounds_span_lose_nothing(
     rank: int, every: int | None, project: Any, opt: Any
 ) -> None:

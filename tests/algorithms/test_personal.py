@@ -14,6 +14,7 @@ import thinwire as tw
 from blobs import blobs, mlp, normed, simulate
 from thinwire import LUAR, FedAvg, FedPara, Key, Local, LocalSGD, Params, Start, Supervised, Task
 from thinwire.algorithms.fedavg import Reply
+from tiers import tiers
 
 WHOLE = LocalSGD(0.2, batch=None, steps=3)
 
@@ -135,17 +136,20 @@ def turned() -> tuple[list[Supervised], list[Supervised]]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("expression", "least"),
-    [
-        ("FedPer(LocalSGD(0.3, epochs=3))", 0.9),
-        ("FedRep(LocalSGD(0.3, epochs=3), head_epochs=3)", 0.9),
-        ("Ditto(LocalSGD(0.3, epochs=3))", 0.8),
-        ("APFL(LocalSGD(0.3, epochs=3), alpha=0.9)", 0.8),
-        ("APFL(LocalSGD(0.3, epochs=3), adaptive=True)", 0.8),
-        ("PerFedAvg(LocalSGD(0.3, epochs=3), alpha=0.5)", 0.5),
-        ("PerFedAvg(LocalSGD(0.3, epochs=3), alpha=0.5, hessian='HF')", 0.5),
-        ("pFedMe(LocalSGD(0.3, epochs=3), lam=2.0, eta=0.1)", 0.65),
-        ("FT(FedAvg(LocalSGD(0.3, epochs=3)), epochs=10)", 0.8),
-    ],
+    tiers(
+        [
+            ("FedPer(LocalSGD(0.3, epochs=3))", 0.9),
+            ("FedRep(LocalSGD(0.3, epochs=3), head_epochs=3)", 0.9),
+            ("Ditto(LocalSGD(0.3, epochs=3))", 0.8),
+            ("APFL(LocalSGD(0.3, epochs=3), alpha=0.9)", 0.8),
+            ("APFL(LocalSGD(0.3, epochs=3), adaptive=True)", 0.8),
+            ("PerFedAvg(LocalSGD(0.3, epochs=3), alpha=0.5)", 0.5),
+            ("PerFedAvg(LocalSGD(0.3, epochs=3), alpha=0.5, hessian='HF')", 0.5),
+            ("pFedMe(LocalSGD(0.3, epochs=3), lam=2.0, eta=0.1)", 0.65),
+            ("FT(FedAvg(LocalSGD(0.3, epochs=3)), epochs=10)", 0.8),
+        ],
+        slow=4,
+    ),
 )
 def test_a_clients_own_model_is_better_than_the_shared_one_where_classes_differ(expression: str, least: float) -> None:
     train, test = turned()

@@ -47,6 +47,7 @@ from thinwire.key import Key
 from thinwire.links.base import Codec
 from thinwire.params import Layout, Params
 from thinwire.studies import data_parallel as compare
+from tiers import asked, tiers
 
 HERE = Path(__file__).parent
 STEPS = 30  # of the plain setting
@@ -347,7 +348,9 @@ def drawn(method: Method, common: float, ranks: int, steps: int, size: int = 409
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", [DEF(16), DEF(16, scope="tensor"), DEFA(tw.TopK(0.1)), DEF(tw.RandK(0.1))])
+@pytest.mark.parametrize(
+    "method", tiers([DEF(16), DEFA(tw.TopK(0.1)), DEF(16, scope="tensor"), DEF(tw.RandK(0.1))], slow=2)
+)
 @pytest.mark.parametrize(
     ("common", "ranks", "best"), [(0.0, 2, 0.5), (0.0, 8, 0.125), (0.5, 2, 0.75), (0.5, 4, 0.625), (1.0, 3, 1.0)]
 )
@@ -646,12 +649,13 @@ def test_a_layer_that_no_worker_has_used_does_not_decay_and_keeps_what_it_is_owe
                 assert all(torch.equal(worker.ends.sender.residual[n], past.residual[n]) for n in layers)
 
 
-@pytest.mark.parametrize(
-    ("name", "make"),
-    [*((name, sgd) for name in METHODS), *((name, lambda p: torch.optim.AdamW(p)) for name in ("DEF", "Dense"))],
-    ids=[*METHODS, "DEF with AdamW", "Dense with AdamW"],
-)
-def test_a_simulation_goes_on_from_its_state_to_the_same_bits(name, make):
+GOING_ON = {name: (name, sgd) for name in METHODS}
+GOING_ON |= {f"{name} with AdamW": (name, lambda p: torch.optim.AdamW(p)) for name in ("DEF", "Dense")}
+
+
+@pytest.mark.parametrize("case", tiers(GOING_ON, fast=10))
+def test_a_simulation_goes_on_from_its_state_to_the_same_bits(case):
+    name, make = GOING_ON[case]
     # Step 12 ends an epoch, and step 16 is the second at which lambda is taken over: the state is of before both.
     options: dict[str, Any] = {"workers": 2, "steps": 19, "batch": 4, "optimizer": make, "evaluate_every": 10}
     states: list[bytes] = []
@@ -1028,8 +1032,9 @@ class Loop:
 
 def two_ranks(found: dict[str, Any]) -> None:
     """Everything that two healthy ranks can show; each finding is compared by a test."""
+    settings = os.environ["SETTINGS"].split(",")
     for name, method in METHODS.items():
-        for setting in SETTINGS:
+        for setting in settings:
             loop = Loop(method, setting).run(SHORT)
             short = [bits(*loop.model.state_dict().values()), loop.c.ledger.bytes]
             if setting == "plain":
@@ -1045,7 +1050,7 @@ def two_ranks(found: dict[str, Any]) -> None:
                 "steps": loop.c.step,
                 "finite": finite,
             }
-    for setting in SETTINGS:
+    for setting in settings:
         if setting != "scaler":
             found[f"no method/{setting}"] = {"x": bits(*Loop(None, setting).run(SHORT).model.state_dict().values())}
     for name in WITH_STATE:
@@ -1349,14 +1354,14 @@ def refusals(found: dict[str, Any]) -> None:
 
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    folder = tmp_path_factory.mktemp("two")
-    launched("two_ranks", folder)
+def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    folder, settings = tmp_path_factory.mktemp("two"), asked(request, "setting") | {"plain", "bucket view"}
+    launched("two_ranks", folder, SETTINGS=",".join(s for s in SETTINGS if s in settings))
     return [json.loads((folder / f"two_ranks-{rank}.json").read_text()) for rank in (0, 1)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("setting", tiers(SETTINGS, slow=2))
 @pytest.mark.parametrize("name", METHODS)
 def test_ranks_are_the_same_to_the_bit_after_many_steps(name, setting, both):
     one, other = (found[f"{name}/{setting}"] for found in both)
@@ -1382,7 +1387,7 @@ def test_gradients_as_views_of_buckets_change_nothing(name, both):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("setting", [s for s in SETTINGS if s != "scaler"])
+@pytest.mark.parametrize("setting", tiers([s for s in SETTINGS if s != "scaler"], slow=2))
 def test_the_dense_hook_is_plain_data_parallel_training_to_the_bit(setting, both):
     assert both[0][f"Dense/{setting}"]["short"][0] == both[0][f"no method/{setting}"]["x"]
 

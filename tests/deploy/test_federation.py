@@ -35,6 +35,7 @@ from thinwire.kernels import rans
 from thinwire.links import Link
 from thinwire.run.folder import Folder
 from thinwire.wire import Several
+from tiers import tiers
 
 ALL = range(6)
 METHODS = [
@@ -207,7 +208,7 @@ FAULTS: dict[Callable[[Parties], None], tuple[list[int], int]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.__name__)
-@pytest.mark.parametrize("expression", METHODS)
+@pytest.mark.parametrize("expression", tiers(METHODS, slow=4))
 def test_after_a_fault_it_is_as_if_the_client_had_not_taken_part(expression: str, fault: Any, tmp_path: Path) -> None:
     parties = Parties(expression, tmp_path)
     fault(parties)
@@ -216,7 +217,7 @@ def test_after_a_fault_it_is_as_if_the_client_had_not_taken_part(expression: str
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("expression", METHODS)
+@pytest.mark.parametrize("expression", tiers(METHODS, slow=5))
 def test_a_server_killed_mid_round_goes_on_as_if_nothing_had_happened(expression: str, tmp_path: Path) -> None:
     parties = Parties(expression, tmp_path, normed)
     incarnation = parties.server.incarnation
@@ -443,7 +444,7 @@ def lost(whose: str, damage: str, when: str, expression: str, folder: Path) -> l
 @pytest.mark.parametrize("when", WHEN)
 @pytest.mark.parametrize(
     ("damage", "expression"),
-    [*((damage, WITH_ENDS[1]) for damage in DAMAGED), *(("a bit", each) for each in WITH_ENDS)],
+    tiers([*(("a bit", each) for each in WITH_ENDS), *((damage, WITH_ENDS[1]) for damage in DAMAGED)], slow=5),
 )
 def test_a_damaged_state_of_the_servers_opens_the_client_anew_as_if_the_clients_disk_were_lost(
     damage: str, expression: str, when: str, tmp_path: Path, caplog: Any
@@ -861,7 +862,7 @@ def other_masks(server: Deployment, client: int, answer: bytes) -> Iterator[tupl
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("expression", [*LEAVING, *WHOLE, *THROUGH])
+@pytest.mark.parametrize("expression", [*tiers(LEAVING, slow=9), *tiers(WHOLE, slow=9), *tiers(THROUGH, slow=9)])
 def test_a_reply_with_other_layers_than_its_clients_send_in_a_round_is_refused_when_it_arrives(
     expression: str, tmp_path: Path
 ) -> None:

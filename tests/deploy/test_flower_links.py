@@ -19,13 +19,14 @@ from thinwire.version import code_version
 
 pytest.importorskip("flwr")
 
-
 import test_flower
 from test_flower import APP, ROOT, assert_same, method, model, simulated, tasks
 from thinwire.deploy.flower.transfer import CHUNK, WINDOW
 
 sys.path.insert(0, str(ROOT / "experiments" / "onepercent"))
 import slow_link
+
+pytestmark = pytest.mark.xdist_group("links")  # which share a program between their hosts
 
 SMALL, CNN = 50_890 * 4, 582_026 * 4  # bytes of the models mlp and fedavg_cnn
 # For a shorter soak, or another one.
@@ -183,7 +184,8 @@ def test_a_hundredth_of_the_bytes_reaches_an_accuracy_in_a_twentieth_of_the_time
 
 
 @pytest.mark.deployment
-@pytest.mark.timeout(900)
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
 def test_the_time_behind_slow_links_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program, into = links_program(), tmp_path / "lines.jsonl"
     monkeypatch.setattr(sys, "argv", [slow_link.__file__])

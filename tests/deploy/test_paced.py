@@ -15,6 +15,7 @@ from thinwire import Buffered, Simulation
 from thinwire.deploy.server import Deployment
 from thinwire.errors import CombinationError, WireError
 from thinwire.federated.envelope import read_call
+from tiers import tiers
 
 LATE = [
     "FedAvg()",
@@ -60,7 +61,7 @@ def simulated(expression: str, rounds: int, model: Any = mlp, **options: Any) ->
     return run
 
 
-@pytest.mark.parametrize("expression", LATE)
+@pytest.mark.parametrize("expression", tiers(LATE, fast=3))
 @pytest.mark.parametrize(("replies", "sample"), [(2, 4), (6, None)])
 def test_of_equally_fast_clients_it_is_the_simulation_bit_for_bit_and_byte_for_byte(
     expression: str, replies: int, sample: int | None, tmp_path: Path
@@ -78,7 +79,7 @@ def test_of_equally_fast_clients_it_is_the_simulation_bit_for_bit_and_byte_for_b
     assert [record["in_flight"] for record in run.records] == [(sample or 6) - replies] * 5
 
 
-@pytest.mark.parametrize("expression", LATE)
+@pytest.mark.parametrize("expression", tiers(LATE, fast=3))
 def test_a_server_killed_between_two_answers_goes_on_to_the_same_bits(expression: str, tmp_path: Path) -> None:
     whole, parts = (Paced(expression, tmp_path / name, buffer=Buffered(2), sample=4) for name in ("whole", "parts"))
     for _ in range(5):

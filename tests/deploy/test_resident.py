@@ -241,6 +241,7 @@ def test_a_worker_ends_with_who_asked_and_with_its_owner_and_when_it_is_idle(lit
     assert not (little.folder / resident.SOCKET).exists()
 
 
+@pytest.mark.slow
 def test_what_a_worker_raises_is_raised_where_it_was_asked(little: Little) -> None:
     (call,) = little.run.begin([0]).values()
     little.config = {"wrong": 1}

@@ -14,6 +14,7 @@ from blobs import assert_same_model, blobs, mlp, normed, random_layers
 from test_federation import Still, method, pulls
 from thinwire import Buffered, Network, Simulation
 from thinwire.errors import CombinationError, RunError
+from tiers import tiers
 
 TEN = (12,) * 10
 LATE = [
@@ -34,7 +35,7 @@ def train(expression: str, rounds: int, model: Any = mlp, **asked: Any) -> tw.Re
     return tw.simulate(method(expression), model, tasks, rounds, **asked)
 
 
-@pytest.mark.parametrize("expression", LATE)
+@pytest.mark.parametrize("expression", tiers(LATE, fast=4))
 @pytest.mark.parametrize("network", [None, Network(1.0, step=0.1)], ids=["no clock", "equal links"])
 def test_of_equally_fast_clients_and_a_buffer_for_all_it_is_the_run_that_waits(expression: str, network: Any) -> None:
     model = normed if expression == "FedAvg()" else mlp
@@ -120,7 +121,7 @@ def test_replies_that_never_come_are_not_waited_for() -> None:
     assert any(record["lost_replies"] for record in result.rounds)
 
 
-@pytest.mark.parametrize("expression", LATE)
+@pytest.mark.parametrize("expression", tiers(LATE, fast=4))
 @pytest.mark.parametrize("states", ["memory", "disk"])
 def test_a_run_that_is_resumed_has_what_was_on_its_way(expression: str, states: str, tmp_path: Path) -> None:
     asked: dict[str, Any] = {"buffer": Buffered(3), "network": Network(1.0, spread=1.5, step=0.05), "states": states}

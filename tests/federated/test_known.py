@@ -15,6 +15,7 @@ from thinwire.federated.envelope import read_call
 from thinwire.problem import Problem
 from thinwire.studies.predict import Rehearsal
 from thinwire.wire import Several
+from tiers import tiers
 
 METHODS = [
     f"FedAvg({LOCAL})",
@@ -46,7 +47,7 @@ def test_the_model_is_the_same_and_nobody_is_sent_the_start(text: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("start", ["sent", "known"])
-@pytest.mark.parametrize("text", METHODS)
+@pytest.mark.parametrize("text", tiers(METHODS, slow=4))
 def test_clients_elsewhere_make_the_start_themselves(text: str, start: Start, tmp_path: Path) -> None:
     assert_the_same_elsewhere(text, start, tmp_path)
 

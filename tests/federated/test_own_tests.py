@@ -19,6 +19,7 @@ from thinwire.federated import own_tests  # its function `tested` would be taken
 from thinwire.federated.envelope import read_answer
 from thinwire.federated.own_tests import Model, over_clients, pack_metrics, unpack_metrics
 from thinwire.run.folder import Folder
+from tiers import tiers
 
 METHODS = [
     "FedAvg()",
@@ -80,7 +81,7 @@ def own(record: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("expression", METHODS)
+@pytest.mark.parametrize("expression", tiers(METHODS, slow=5))
 def test_a_round_begins_with_the_models_that_a_simulation_evaluates_after_the_round_before(
     expression: str, tmp_path: Path
 ) -> None:

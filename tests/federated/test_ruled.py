@@ -144,7 +144,7 @@ RESUMED: list[tuple[str, Any]] = [
 
 @pytest.mark.parametrize(
     ("expression", "attack"),
-    [pytest.param(*row, id=row[0], marks=[pytest.mark.slow] if "Auto" in row[0] else []) for row in RESUMED],
+    [pytest.param(*row, id=row[0], marks=[pytest.mark.soak] if "Auto" in row[0] else []) for row in RESUMED],
 )
 def test_a_run_that_is_resumed_has_the_bits_of_one_that_is_not(expression: str, attack: Any, tmp_path: Path) -> None:
     asked: dict[str, Any] = {"aggregate": CenteredClip(), "attack": attack, "expel": 4, "states": "disk"}

@@ -21,6 +21,7 @@ from thinwire.federated.views import Views, visit
 from thinwire.problem import Problem
 from thinwire.run.folder import Folder
 from thinwire.studies.predict import Rehearsal
+from tiers import tiers
 
 OWN = f"FedAvg({LOCAL}, down=PerClient(TopK(0.2)))"
 METHODS = [
@@ -231,7 +232,7 @@ def test_replies_that_are_lost_leave_a_run_that_goes_on(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("start", ["sent", "known"])
-@pytest.mark.parametrize("text", METHODS)
+@pytest.mark.parametrize("text", tiers(METHODS, slow=3))
 def test_clients_elsewhere_are_sent_what_a_simulation_sends(text: str, start: Start, tmp_path: Path) -> None:
     assert_the_same_elsewhere(text, start, tmp_path)
 

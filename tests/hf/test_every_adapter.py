@@ -12,6 +12,7 @@ import pytest
 import thinwire as tw
 from tables import METHODS
 from thinwire.problem import Problem
+from tiers import tiers
 from tiny import Letters, bert, llama, lora
 
 pytest.importorskip("transformers")
@@ -48,7 +49,7 @@ def problem(kind: str) -> Problem:
     )
 
 
-@pytest.mark.parametrize("kind", ["bert", "llama"])
+@pytest.mark.parametrize("kind", tiers(["bert", "llama"], fast=1))
 @pytest.mark.parametrize("name", ROWS)
 def test_a_method_trains_adapters_alone_or_says_why_not(name: str, kind: str) -> None:
     method, given = tw.parse(ROWS[name], {"lr": 0.05, "batch": 4, "epochs": 1}), problem(kind)

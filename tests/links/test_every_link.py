@@ -49,11 +49,17 @@ from thinwire.links import (
 )
 from thinwire.params import Layout, Params
 from thinwire.wire import clone, dumps, loads, restore
+from tiers import tiers
+
+
+def columns(column: str) -> list[tuple[str, Any]]:
+    """The settings that a column of the table has, and what it says of each."""
+    return [(text, said) for row in LINKS for text, said in getattr(row, column).items()]
 
 
 def settings_of(column: str) -> list[Any]:
-    """The settings that a column of the table has, and what it says of each."""
-    return [pytest.param(text, said, id=text) for row in LINKS for text, said in getattr(row, column).items()]
+    """The same as parameters."""
+    return tiers(columns(column), name=lambda row: str(row[0]))
 
 
 class Row(NamedTuple):
@@ -64,12 +70,10 @@ class Row(NamedTuple):
     flags: str
 
 
-ROWS = [Row(tw.parse(text), *law) for row in LINKS for text, law in row.laws.items()]
-FURTHER = {repr(tw.parse(text)) for row in LINKS for text in list(row.laws)[3:]}  # settings of a link that has three
+BY_LINK = [[Row(tw.parse(text), *law) for text, law in row.laws.items()] for row in LINKS]
+ROWS = [row for rows in BY_LINK for row in rows]
 every = pytest.mark.parametrize(
-    "row",
-    [pytest.param(row, marks=[pytest.mark.slow] * (repr(row.link) in FURTHER)) for row in ROWS],
-    ids=lambda row: repr(row.link),
+    "row", [each for rows in BY_LINK for each in tiers(rows, fast=2, slow=3, name=lambda row: repr(row.link))]
 )
 means = [row for row in ROWS if "l" in row.flags and not set("eh") & set(row.flags)]
 linear = pytest.mark.parametrize("row", means, ids=lambda row: repr(row.link))
@@ -416,7 +420,7 @@ TWENTY = torch.arange(1.0, 21.0) * torch.tensor([1.0, -1.0] * 10)  # |x| = 53.57
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("text", "most"), settings_of("unbiased"))
+@pytest.mark.parametrize(("text", "most"), tiers(columns("unbiased"), slow=2, name=lambda row: row[0]))
 def test_what_is_seen_is_the_vector_on_average(text: str, most: float) -> None:
     # Rounding to multiples of d has a variance of at most d^2 / 4: five standard errors of 10,000 draws are 0.025 d.
     x, total = Params.of([("a", TWENTY.repeat(500))]), torch.zeros(20, dtype=torch.float64)

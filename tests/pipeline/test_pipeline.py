@@ -48,6 +48,7 @@ from thinwire.pipeline import (
 from thinwire.pipeline.plan import measure, memory, messages
 from thinwire.pipeline.schedule import SCHEDULES
 from thinwire.pipeline.split import balance
+from tiers import asked, tiers
 
 PARTS = (2, 3, 4)
 
@@ -1033,14 +1034,16 @@ def case(name: str, rank: int, group: Any) -> dict[str, Any]:
     }
 
 
-def everything(rank: int) -> dict[str, Any]:
-    """What four healthy processes can show; each finding is compared by a test."""
+def all_cases(rank: int, cases: dict[str, tuple[int, Schedule, int]]) -> dict[str, Any]:
+    """What processes come to in each case."""
     groups = {parts: dist.new_group(list(range(parts))) for parts in PARTS}
-    found: dict[str, Any] = {"cases": {}, "refused": {}}
-    for name, (parts, _, _) in CASES.items():
-        if rank < parts:
-            found["cases"][name] = case(name, rank, groups[parts])
-    dist.barrier()
+    return {name: case(name, rank, groups[parts]) for name, (parts, _, _) in cases.items() if rank < parts}
+
+
+def everything(rank: int) -> dict[str, Any]:
+    """What four healthy processes can show beside that; each finding is compared by a test."""
+    groups = {parts: dist.new_group(list(range(parts))) for parts in PARTS}
+    found: dict[str, Any] = {"refused": {}}
     for name, make in RESUMED.items():
         if rank < 3:
             first = pipeline(cut(net(0.3), 3), sgd, make(3), group=groups[3], timeout=100)
@@ -1096,9 +1099,16 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return forked(4, everything, tmp_path_factory.mktemp("ranks"))
 
 
+@pytest.fixture(scope="module")
+def cases(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    names = asked(request, "name")
+    work = partial(all_cases, cases={name: case for name, case in CASES.items() if name in names})
+    return forked(4, work, tmp_path_factory.mktemp("cases"))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
-def test_processes_under_random_delays_are_the_simulation_bit_for_bit(name, ranks):
+@pytest.mark.parametrize("name", tiers(sorted(CASES, key=lambda name: CASES[name][2]), slow=44))
+def test_processes_under_random_delays_are_the_simulation_bit_for_bit(name, cases):
     parts, schedule, seed = CASES[name]
     losses = []
     training = Simulation(modelled(name, parts), sgd, schedule, seed=seed)
@@ -1110,7 +1120,7 @@ def test_processes_under_random_delays_are_the_simulation_bit_for_bit(name, rank
         losses.append(training.drain())
     model = training.whole_state_dict()
     for rank in range(parts):
-        found = ranks[rank]["cases"][name]
+        found = cases[rank][name]
         assert found["model"].keys() == model.keys()
         assert torch.equal(bits(found["model"]), bits(model))
         assert found["losses"] == ([float(x) for x in losses if x is not None] if rank == parts - 1 else [])
@@ -1413,6 +1423,7 @@ def pace(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 @pytest.mark.deployment
+@pytest.mark.xdist_group("pace")
 @pytest.mark.parametrize("name", PACED)
 def test_processes_take_the_time_of_the_law(name, pace):
     schedule, off = PACED[name], []

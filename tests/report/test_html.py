@@ -32,6 +32,7 @@ from thinwire.report import heat, html, numbers, plots, table
 from thinwire.report.curves import count, curve
 from thinwire.report.serve import server
 from thinwire.studies.read import arms, setting
+from tiers import tiers
 
 DENSE, TOPK = "FedAvg()", "FedAvg(up=ErrorFeedback(TopK(0.1)))"
 
@@ -405,7 +406,7 @@ def test_a_finished_study_of_three_seeds_is_warned_of_nothing(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("methods", "seeds", "points"), [(10, 1, 400), (40, 3, 50)])
+@pytest.mark.parametrize(("methods", "seeds", "points"), tiers([(10, 1, 400), (40, 3, 50)], slow=1))
 def test_a_page_of_long_runs_stays_below_five_megabytes(methods: int, seeds: int, points: int, tmp_path: Path) -> None:
     text = "".join(json.dumps(line(n, n / 2000)) + "\n" for n in range(1, 2001))
     for number in range(methods):

@@ -31,6 +31,7 @@ from thinwire.deploy.server import Deployment
 from thinwire.pipeline import BPK, simulate_pipeline, split
 from thinwire.run.folder import Folder
 from thinwire.train.given import copy_module
+from tiers import tiers
 
 STEPS = 4
 LOCAL = tw.LocalSGD(0.1, batch=None, steps=1)
@@ -247,7 +248,7 @@ AS_TORCH: dict[str, Callable[[], nn.Module]] = {
 @pytest.mark.timeout(600)
 @pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning")
 @pytest.mark.parametrize("runner", RUNNERS)
-@pytest.mark.parametrize("name", AS_TORCH)
+@pytest.mark.parametrize("name", tiers(AS_TORCH, fast=7))
 def test_a_module_is_trained_as_a_bare_loop_trains_it(name: str, runner: str, tmp_path: Path) -> None:
     torch.manual_seed(3)
     module = AS_TORCH[name]()

@@ -14,6 +14,7 @@ from problems import SIZES, handwriting, mlp, normed
 from tables import LINKS, METHODS
 from thinwire import FedAvg, LocalSGD, Params, Supervised
 from thinwire.train.many import batchable
+from tiers import tiers
 
 LOCAL = LocalSGD(0.1, batch=8, momentum=0.5, weight_decay=0.01)
 
@@ -57,7 +58,7 @@ SENT = [f"FedAvg(down={text})" for row in LINKS for text, (_, said) in list(row.
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("expression", [*EXPRESSIONS, *CODED, *SENT])
+@pytest.mark.parametrize("expression", [each for rows in (EXPRESSIONS, CODED, SENT) for each in tiers(rows, slow=12)])
 def test_parameters_of_no_entry_and_of_one_are_trained_by_every_method_and_link_in_either_plan(expression: str) -> None:
     method = tw.parse(expression, {"lr": 0.2, "batch": 8})
     tasks, test = handwriting()

@@ -21,11 +21,12 @@ from thinwire.federated.envelope import Answer, read_answer, read_call
 from thinwire.federated.secure.trips import read_question
 from thinwire.wire import loads
 
-LIAR = 2  # the client
+LIARS = (2, 1)  # clients
+HELD = 2  # the client
 
 
 class Tested(Node):
-    """Client 2 does from its second call on what ``spoil`` names, and waits at ``hold``: the others are honest."""
+    """Clients 2 and 1 do from their second call on what ``spoil`` names, ``this,that``; client 2 waits at ``hold``."""
 
     def __init__(self, context: Context) -> None:
         self.number, config = int(context.node_config["partition-id"]), context.run_config
@@ -39,13 +40,13 @@ class Tested(Node):
         if read_question(data) is not None:  # of a secure sum
             return super().answer(data)
         round = read_call(data).round
-        kind = self.spoil[round - 2] if self.number == LIAR and 2 <= round < len(self.spoil) + 2 else ""
+        kind = self.kind(round)
         if kind == "unheard":
             raise RuntimeError("the call is lost, and the acknowledgement with it")
-        if self.number == LIAR and round == 2:
+        if self.number == HELD and round == 2:
             self.wait("before")
         found = super().answer(data)
-        if self.number == LIAR and round == 2:
+        if self.number == HELD and round == 2:
             self.wait("after")
         if kind == "lost":
             raise RuntimeError("the reply is lost")
@@ -55,6 +56,12 @@ class Tested(Node):
         if round == 1:
             first.write_bytes(found)
         return LIES[kind](read_answer(found, 1 << 20), random.Random(round)).write() if kind in LIES else found
+
+    def kind(self, round: int) -> str:
+        """What this client does in a round; "" where it is honest."""
+        if self.number not in LIARS or not 2 <= round < len(self.spoil) + 2:
+            return ""
+        return self.spoil[round - 2].split(",")[LIARS.index(self.number)]
 
     def wait(self, when: str) -> None:
         """As long as the file is there that says when."""
