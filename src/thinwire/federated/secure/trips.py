@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterable, Mapping
+from copy import deepcopy
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from ...config import complete
@@ -198,6 +199,21 @@ class Here:
             except TooFew:
                 continue
             self.gathering.hear(client, answer)
+
+    def copy(self) -> Here:
+        """The same at the same point: what is said to one the other has not heard."""
+        secured = self.gathering.secured
+        return deepcopy(self, {id(secured): secured})
+
+    def keys(self, client: int) -> bytes:
+        """The public keys of a client."""
+        return b"".join(self.gathering.broker.public[client])
+
+    def take(self, client: int) -> None:
+        """A client is given the shares that are for it, as with its call."""
+        member = member_of(self.kept[client], self.gathering.about.about)
+        member.take(self.shares[client])
+        self.kept[client] = member.keep()
 
     def hide(self, client: int, blob: bytes) -> bytes:
         """A client's reply as it is sent."""
