@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 import thinwire as tw
+from blobs import blobs, mlp
 from thinwire.errors import CombinationError, WireError
 from thinwire.federated.secure import shamir
 from thinwire.federated.secure.exchange import Broker, Circle, Member, Secrets, TooFew
@@ -103,6 +104,7 @@ def test_the_server_can_make_nothing_of_what_was_said_but_the_sum() -> None:
         assert all(share in told for share in shares)
         assert not any(share in told for share in others)
     # Of one reply it can take off the client's own mask, and those shared with the two that are lost.
+    rests = []
     for client in said.replied:
         rest = said.hidden[client] - draw(secrets.seeds[client], "u", COUNT, WIDTH)
         for lost in (2, 9):
@@ -111,7 +113,38 @@ def test_the_server_can_make_nothing_of_what_was_said_but_the_sum() -> None:
         left = (rest - said.numbers[client]) & ((1 << WIDTH) - 1)  # what still hides it: numbers of all sizes
         assert left.unique().numel() >= COUNT - 2  # keys are new each time: of 64 draws two may be alike by chance
         assert 0.1 < float((left >> (WIDTH - 1)).double().mean()) < 0.9  # 0.5 on average, 0.06 its deviation
+        rests.append(left)
+    # Nor of the sum of some of them: what is left over of any is zero nowhere but by chance, and of all everywhere.
+    for some in itertools.product((False, True), repeat=len(rests)):
+        over = sum((rest for rest, there in zip(rests, some, strict=True) if there), torch.zeros(COUNT).long())
+        zeros = int(((over & ((1 << WIDTH) - 1)) == 0).sum())
+        assert zeros == COUNT if all(some) or not any(some) else zeros <= 2, some
     assert torch.equal(said.sum(secrets), torch.stack([said.numbers[i] for i in said.replied]).sum(0))
+
+
+def test_where_those_who_replied_fall_into_parts_nobody_is_asked_for_the_sum_of_each() -> None:
+    neighbours = Circle.of(range(8), Key(3, 1), b"run|1", 2, None).neighbours
+    order = [1, neighbours[1][0]]  # the ring, as it lies
+    while len(order) < 8:
+        order.append(next(client for client in neighbours[order[-1]] if client != order[-2]))
+    said, parts = Said(range(8), after_shares=(order[0], order[4]), degree=2), (order[1:4], order[5:])
+    secrets = said.broker.secrets(said.answers)
+    for part in parts:  # what the server would learn if it asked
+        own = {client: secrets.seeds[client] for client in part}
+        masks = Secrets(said.broker, own, secrets.keys).masks("u", COUNT, WIDTH)
+        total = torch.stack([said.hidden[client] for client in part]).sum(0) - masks
+        assert torch.equal(total & ((1 << WIDTH) - 1), torch.stack([said.numbers[client] for client in part]).sum(0))
+    assert not said.broker.connected(said.replied)
+    assert all(said.broker.connected(part) for part in parts)
+    link = tw.SecureSum(clip=0.5, neighbours=2)
+    method = tw.FedAvg(tw.LocalSGD(0.1, batch=8), up=link, weights="uniform")
+    tasks = blobs((8,) * 8)
+    server, client = tw.start(method, mlp, tasks, seed=3)
+    server = tw.exchange_keys(method, server, range(8))
+    replies = [tw.client_round(method, server.view, client, tasks[i], i)[0] for i in range(8)]
+    for lost, learned in (((), True), (order[:1], True), (order[:5:4], False)):
+        after = tw.server_round(method, server, [reply for reply in replies if reply.client not in lost])
+        assert (after.mean is not None) == learned
 
 
 def test_what_hides_a_reply_is_as_likely_as_anything_else() -> None:
