@@ -231,10 +231,11 @@ def server_round(
     """The server's round, and the next one's broadcast. Replies are added in the order of their clients.
 
     ``aggregate`` is the rule by which replies become one, as in :func:`simulate`; None: the weighted mean. What it has
-    to remember, and whose replies were ``far`` off, is in the state that is returned. Without replies the server's
-    state stays as it is, and a round goes by. Raises ``ValueError`` for two replies of one client,
-    :class:`~thinwire.errors.CombinationError` for a rule that means nothing for the method, or without the keys of a
-    secure sum, ``WireError`` for a reply that is none of this round's form, and :class:`NonFinite`.
+    to remember, and whose replies were ``far`` off, is in the state that is returned. Without replies, or with fewer
+    than a rule or a secure sum needs, the server's state stays as it is, ``mean`` is None, and a round goes by. Raises
+    ``ValueError`` for two replies of one client, :class:`~thinwire.errors.CombinationError` for a rule that means
+    nothing for the method, or without the keys of a secure sum, ``WireError`` for a reply that is none of this round's
+    form, and :class:`NonFinite`.
     """
     setup, key = server.view.setup, Key(server.view.seed, server.round)
     up, _ = setup.forms(algorithm)
