@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import thinwire as tw
-from blobs import blobs, mlp
+from blobs import Chosen, blobs, mlp
 from thinwire.errors import CombinationError, WireError
 from thinwire.federated.secure import shamir
 from thinwire.federated.secure.exchange import Broker, Circle, Member, Secrets, TooFew
@@ -299,6 +299,32 @@ def test_every_byte_of_keys_and_shares_is_in_the_ledger() -> None:
     down = (head + 6 * 4) + (head + 5 * (4 + 64)) + (head + 5 * (4 + 80)) + (head + 5 * 4)
     header = len(MAGIC + dumps(["0" * 16, 1 << 61, 0, 10, 5, 1, "shares", bytes(0)]))
     assert secret.bytes_down - plain.bytes_down == pytest.approx(6 * (down + 3 * header), abs=6 * 4 * 12)
+
+
+def test_every_trip_of_a_round_takes_its_time_on_the_simulated_clock() -> None:
+    link, network = LINKS[0], tw.Network(mbit=(1.0,) * 9 + (0.5,), latency=0.25)
+    plain, secret = (run(FEDAVG.format(link), 1, secret=keys, network=network) for keys in (False, True))
+    more = secret.rounds[0]["clock"] - plain.rounds[0]["clock"]
+    # Three trips more, each there and back, and a client's bytes of keys and shares at 1 or at .5 Mbit/s.
+    paid = {c: sum(e.framing for e in secret.ledger if e.client == c) for c in range(10)}
+    free = {c: sum(e.framing for e in plain.ledger if e.client == c) for c in range(10)}
+    slowest = max((paid[c] - free[c]) * 8 / (0.5e6 if c == 9 else 1e6) for c in range(10))
+    assert more == pytest.approx(3 * 2 * 0.25 + slowest, abs=1e-3)
+
+
+def test_in_a_run_too_a_third_of_32_clients_drop_out_of_the_sum() -> None:
+    def model(masked: bool) -> tuple[Tensor, int]:
+        lost = [(list(range(32)), set(range(0, 32, 3)))]
+        simulation = Chosen(tw.parse(FEDAVG.format("SecureSum(clip=0.5)")), mlp, blobs((6,) * 32), cohorts=lost, seed=5)
+        if not masked:
+            simulation.secured = None
+        with simulation.pool:
+            simulation.step()
+        return simulation.result().params.flat, simulation.records[0]["lost_replies"]
+
+    (secret, lost), (plain, _) = model(masked=True), model(masked=False)
+    assert lost == 11
+    assert torch.equal(secret, plain)
 
 
 def test_a_round_of_which_too_few_are_left_changes_nothing() -> None:

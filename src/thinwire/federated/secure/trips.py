@@ -16,6 +16,7 @@ from ...errors import WireError, check
 from ...key import Key
 from ...wire import dumps, loads, restore
 from ..ledger import Direction, Ledger
+from ..network import Network
 from .exchange import Broker, Circle, Kept, Member, Secrets, TooFew, list_clients, write_clients
 from .run import Secured
 
@@ -181,15 +182,20 @@ class Gathering:
 
 
 class Here:
-    """The clients of a round in this process: they answer at once, and none is late."""
+    """The clients of a round in this process: none is late.
 
-    def __init__(self, gathering: Gathering) -> None:
+    With a ``network`` a trip lasts as long as its slowest client.
+    """
+
+    def __init__(self, gathering: Gathering, network: Network | None = None) -> None:
         self.gathering, self.kept = gathering, dict[int, Kept]()
+        self.network, self.seconds = network, 0.0  # of all trips but the call
         self._answer(gathering.ask_keys())
         self._answer(gathering.ask_shares())
         self.shares = gathering.close()
 
     def _answer(self, questions: Mapping[int, bytes]) -> None:
+        slowest = 0.0
         for client, data in questions.items():
             question = read_question(data)
             assert question is not None
@@ -199,6 +205,10 @@ class Here:
             except TooFew:
                 continue
             self.gathering.hear(client, answer)
+            if self.network is not None:
+                seconds = self.network.seconds(client, len(answer), len(data), 0, question.seed)
+                slowest = max(slowest, seconds)
+        self.seconds += slowest
 
     def copy(self) -> Here:
         """The same at the same point: what is said to one the other has not heard."""
