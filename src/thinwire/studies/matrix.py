@@ -82,7 +82,8 @@ def _try_buffer(method: str) -> Pair:
 def _try_secret(method: str) -> Pair:
     text = f"{method}, up=SecureSum()"
     try:
-        algorithm = _with(_example(vocabulary()[method], Algorithm), up=SecureSum(), weights="uniform")
+        algorithm = _example(vocabulary()[method], Algorithm)
+        algorithm = _with(algorithm, up=SecureSum(), coefficients=SecureSum(), weights="uniform")
         text = repr(algorithm)
         Secured.of(algorithm, _open(algorithm), Setting(), 10)
     except ValueError as refusal:
@@ -189,11 +190,12 @@ def _example(cls: Any, kind: type, inner: Any = None) -> Any:
     return cls(**given)
 
 
-def _with(method: Algorithm, **fields: Any) -> Algorithm:
-    """The method with other values of these fields, of those that it has; of one around others, the innermost's."""
+def _with(method: Algorithm, **values: Any) -> Algorithm:
+    """The method, and what it goes around, with other values of these fields, of those that each has itself."""
+    own = {field.name: values[field.name] for field in fields(method) if field.name in values}
     if isinstance(method, Around):
-        return replace(method, inner=_with(method.inner, **fields))
-    return replace(method, **{name: value for name, value in fields.items() if hasattr(method, name)})
+        own["inner"] = _with(method.inner, **values)
+    return replace(method, **own)
 
 
 def _plain(kind: type) -> Any:
