@@ -58,6 +58,7 @@ def test_the_matrix_says_what_the_code_says_and_why(capsys: pytest.CaptureFixtur
     assert added == one
     assert "control is not averaged" in cells["SecureSum", "SCAFFOLD", "secret"]
     assert cells["SecureSum", "Privacy", "beside"] == ""
+    assert "would tell their losses" in cells["SecureSum", "PowerOfChoice", "beside"]
     for name in ("Median", "Krum", "Buffered"):
         assert "looks at each reply, and the server sees none of them" in cells["SecureSum", name, "beside"]
     assert "is an attack on LBGM, which no uplink is" in cells["RhoFlip", "Dense", "attack"]
@@ -83,6 +84,7 @@ def test_the_matrix_says_what_the_code_says_and_why(capsys: pytest.CaptureFixtur
         "a sum is all that the server learns",
         "the server would see",
         "looks at each reply",
+        "would tell their losses",
         "nothing to begin ahead by",
         "else later",
     )
