@@ -520,6 +520,7 @@ def test_a_question_that_is_not_answered_is_waited_for_until_the_deadline(tmp_pa
 @pytest.mark.parametrize("what", ["the call", "the answer"])
 def test_a_message_that_is_lost_without_a_word_is_sent_again(what: str, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr("thinwire.deploy.flower.nodes.PROBE", 0.1)
+    monkeypatch.setattr("thinwire.deploy.flower.nodes.OVERTAKE", 0.0)
     expression, calls = "FedAvg(up=EF21(TopK(0.5)))", list[bytes]()
     grid = Silent(post(expression, tmp_path), what, calls)
     result = serve(grid, expression, poll=0.05, deadline=60.0)
@@ -529,6 +530,40 @@ def test_a_message_that_is_lost_without_a_word_is_sent_again(what: str, tmp_path
     assert calls[0] == calls[1]
     assert [e.retries for e in result.ledger.of("down", 2) if e.client == 1] == [len(calls[0])]
     assert sum(e.retries for e in result.ledger) == len(calls[0])
+
+
+@pytest.mark.parametrize(("overtake", "calls"), [(60.0, 1), (0.0, 2)])
+def test_an_answer_that_a_later_reply_has_overtaken_counts_once(
+    overtake: float, calls: int, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr("thinwire.deploy.flower.nodes.PROBE", 0.1)
+    monkeypatch.setattr("thinwire.deploy.flower.nodes.OVERTAKE", overtake)
+    grid = Overtaken(post("FLSS(FedAvg(), rank=1, start=1, every=1)", tmp_path), calls)
+    result = serve(grid, "FLSS(FedAvg(), rank=1, start=1, every=1)", poll=0.05, deadline=60.0)
+    assert len(grid.calls) == calls
+    for what in ("lost", "refused", "dropped"):
+        assert [record[f"{what}_replies"] for record in result.rounds] == [0, 0, 0]
+    assert torch.equal(result.params.flat, simulated("FLSS(FedAvg(), rank=1, start=1, every=1)").params.flat)
+
+
+class Overtaken(Post):
+    """Of round 2 the answers of node 12 come when it has said its name since, and has been called so many times."""
+
+    def __init__(self, other: Post, times: int) -> None:
+        self.__dict__ |= other.__dict__
+        self.times, self.calls, self.named = times, list[str](), 0
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        messages, ids = list(messages), list(super().push_messages(messages))
+        for number, message in zip(ids, messages, strict=True):
+            if (message.metadata.dst_node_id, message.metadata.group_id) == (12, "2"):
+                self.calls += [number] if unpack(message.content) else []
+                self.named += bool(self.calls) and not unpack(message.content)
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        late = len(self.calls) < self.times or self.named < 2
+        return super().pull_messages([m for m in message_ids if not late or m not in self.calls])
 
 
 class Silent(Post):

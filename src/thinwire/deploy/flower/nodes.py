@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import time
 from functools import partial
 
@@ -22,6 +23,7 @@ from .roster import Roster
 from .transfer import CHUNK, FINAL, Chunks, Transfer
 
 PROBE = 60.0  # seconds without a reply, after which a node that is there is asked its name
+OVERTAKE = 30.0  # seconds by which a short reply may come before a long one that was made earlier
 ASLEEP = 3.0  # seconds that a SuperNode sleeps when it has asked for a message and there was none
 CHUNKS = "chunks"  # the folder of what has come of large answers
 
@@ -42,6 +44,7 @@ class Nodes(Roster):
         self.calls: dict[int, bytes] = {}  # client -> its newest call, where that goes as one message
         self.probes = dict[str, tuple[int, float]]()  # message -> client, when it was asked for a sign of life
         self.probed: dict[int, float] = {}  # client -> the newest of these times
+        self.alive: dict[int, tuple[float, float]] = {}  # client -> when it was asked so, and when it has answered
         self.lost: set[str] = set()  # messages without a transfer that were sent again
         self.answers = Mail(grid)
         self.lossy: set[int] = set()  # clients that have not answered once: the way there is not what a rate says
@@ -207,14 +210,17 @@ class Nodes(Roster):
             if sent in self.probes:
                 client, asked = self.probes.pop(sent)
                 if message is not None and not message.has_error():
-                    self.send_again(client, asked)
+                    self.alive[client] = asked, time.monotonic()
                 continue
             if sent not in self.waiting:
                 continue  # an answer to an earlier question
             client, since, transfer = self.waiting.pop(sent)
             if transfer is not None and transfer is not self.transfers.get(client):
                 continue  # it was called again
+            twins = self.twins(client, since)
             if message is None or message.has_error():
+                if twins and transfer is None:
+                    continue  # the same call was sent again, and may be answered
                 why = "its message cannot be read" if message is None else message.error.reason
                 if transfer is not None and message is not None and message.error.code not in FINAL:
                     log.info(
@@ -238,6 +244,8 @@ class Nodes(Roster):
             if data is None:
                 self.go_on(client)
                 continue
+            for sent in twins:
+                del self.waiting[sent]
             self.transfers.pop(client, None)
             self.answered[client] = time.monotonic()
             self.board.note(client, "refused")
@@ -251,13 +259,26 @@ class Nodes(Roster):
                     self.call(client, self.run.reopen(client))
         return bool(messages)
 
+    def twins(self, client: int, since: float) -> list[str]:
+        """Messages without a reply by which a client was called, if that which was sent then is its newest call."""
+        newest = self.called.get(client, math.inf)
+        if since < newest:
+            return []
+        return [m for m, (who, at, transfer) in self.waiting.items() if who == client and not transfer and at >= newest]
+
     def probe(self) -> None:
         """Ask a node that is there and has long not replied its name.
 
         A message that a node is sent in the moment in which its link is cut is lost, and neither Flower nor the node
-        says so. A node takes one message after the other: where it says its name, what it was sent before is lost.
+        says so. A node takes one message after the other: where it says its name, and what it was sent before is
+        still not answered ``OVERTAKE`` seconds later, that is lost.
         """
         now, oldest = time.monotonic(), dict[int, float]()
+        for client, (asked, heard) in list(self.alive.items()):
+            rate = self.run.rate(client) or math.inf
+            if now - heard > OVERTAKE + 8e-6 * 2 * CHUNK / rate:  # the longest answer that is one message
+                del self.alive[client]
+                self.send_again(client, asked)
         for sent, (client, since, transfer) in self.waiting.items():
             if sent not in self.lost if transfer is None else sent in transfer.away:
                 oldest[client] = min(since, oldest.get(client, now))
