@@ -1592,6 +1592,7 @@ METHODS = [
             "FLSS(FedAvg(opt=SGD(0.7)), rank=2, start=3, every=None, project='gradient')",
             "FLSS(FedAvg(LocalSGD(prox=0.1)), rank=2, start=3, every=None, decay=0.7, project='gradient', scale=0.5)",
             "FLSS(FedAvg(down=EF21(TopK(0.3))), rank=2, start=3, every=2)",
+            "FLSS(FedAvg(up=Half()), rank=2, start=3, every=2, coefficients=RandK(0.7))",
             "FLSS(FedProx(mu=0.1), rank=2, start=3, every=2)",
             "FLSS(FedProx(LocalAdamW(lr=0.01, keep=True), mu=0.1), rank=2, start=3, every=2, project='gradient')",
             "FLSS(MOON(mu=0.1), rank=1, start=1, every=2)",

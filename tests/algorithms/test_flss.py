@@ -18,7 +18,7 @@ from problems import handwriting
 from problems import mlp as digits_mlp
 from thinwire import FLSS, Adam, FedAvg, Key, Layout, LocalSGD, Params, Simulation
 from thinwire.algorithms import fedavg, flss
-from thinwire.errors import RunError
+from thinwire.errors import CombinationError, RunError
 from thinwire.train.one import train
 from thinwire.train.slot import Slot
 from tiers import tiers
@@ -440,3 +440,12 @@ def test_a_dict_of_links_goes_through_as_it_would_without_a_subspace() -> None:
     assert method.up == {"coefficients": tw.Dense()}
     with pytest.raises(ValueError, match="up= names 'delta', but the fields it can carry are coefficients, update"):
         chosen("FLSS(FedAvg(up={'delta': Half()}), rank=2, start=3)", [([0], set())])
+
+
+def test_coefficients_may_go_by_a_linear_link_alone() -> None:
+    for link in (tw.ErrorFeedback(tw.TopK(0.5)), tw.LBGM()):
+        with pytest.raises(CombinationError, match="are those of another basis"):
+            tw.FLSS(tw.FedAvg(), rank=2, start=2, coefficients=link)
+    half = tw.parse("FLSS(FedAvg(), rank=2, start=2, coefficients=Half())")
+    assert "coefficients=Half()" in tw.complete(half)
+    assert "coefficients" not in tw.complete(tw.FLSS(tw.FedAvg(), rank=2, start=2))  # as runs of before have it

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 
 import thinwire as tw
-from blobs import blobs, mlp, normed
+from blobs import blobs, chosen, mlp, normed
 from places import ROOT
 from thinwire import LBGM, FedAvg, FedDC, FedDyn, Key, Layerwise, Local, LocalSGD, Supervised, Task, Trained
-from thinwire.errors import NonFinite, RunError
+from thinwire.errors import CombinationError, NonFinite, RunError
 from thinwire.train.batches import draw_batches
 
 METHODS = [
@@ -40,6 +40,9 @@ METHODS = [
     ("SoftPull(FedAvg(), lam=0.6, personal=EF21(TopK(0.3)))", normed),
     ("FedSM(form='epoch')", normed),
     ("Detached(LUAR(FedAvg(up=ErrorFeedback(TopK(0.3))), recycle=1))", mlp),
+    ("FedAvg(up=SecureSum(clip=0.5), weights='uniform')", mlp),
+    ("LUAR(FedAvg(opt=Adam(0.03), up=SecureSum(RandK(0.5), clip=0.5), weights='uniform'), recycle=1)", mlp),
+    ("Intrinsic(20, up=SecureSum(clip=4.0), weights='uniform')", mlp),
 ]
 
 
@@ -51,6 +54,8 @@ def by_hand(
     states, made = [client] * len(tasks), []
     for cohort in cohorts:
         replies = []
+        if "SecureSum" in repr(method):
+            server = tw.exchange_keys(method, server, cohort)
         for number in cohort:
             reply, states[number] = tw.client_round(method, server.view, states[number], tasks[number], number, **more)
             replies.append(reply)
@@ -93,6 +98,59 @@ def test_replies_say_what_the_server_will_see() -> None:
     assert torch.equal(after.state.x.flat, (server.state.x + seen).flat)
     assert torch.equal(after.view.message.x.flat, after.state.x.flat)
     assert (after.round, replies[1].examples, replies[1].steps) == (2, len(blobs()[1]), -(-len(blobs()[1]) // 8))
+
+
+SECRET = FedAvg(LocalSGD(0.1, batch=8), up=tw.SecureSum(clip=0.5, most=8), weights="uniform")
+
+
+def test_by_hand_too_a_secret_sum_is_of_masked_replies_and_that_of_those_who_replied() -> None:
+    run = chosen("FedAvg(up=SecureSum(clip=0.5, most=8), weights='uniform')", [([0, 1, 2, 3, 4], {1, 4})])
+    method = run.algorithm
+    server, client = tw.start(method, mlp, blobs())
+    before, server = server, tw.exchange_keys(method, server, [4, 3, 2, 1, 0])
+    replies = [tw.client_round(method, server.view, client, blobs()[k], k)[0] for k in (0, 2, 3)]
+    again, _ = tw.client_round(method, server.view, client, blobs()[0], 0)
+    assert again.blob == replies[0].blob  # nothing that is given is changed
+    for after in (tw.server_round(method, server, replies), tw.server_round(method, server, replies)):
+        assert torch.equal(method.model(after.state).flat, method.model(run.server).flat)
+        assert after.view.secret is None
+    link = tw.SecureSum(clip=0.5, most=8)
+    for reply in replies:  # what is sent is none of the numbers that the server would otherwise see
+        sent = link.signed(link.unpack(tw.loads(reply.blob)[0][1], 83)) * link.step
+        assert (sent.float() == reply.message.update.flat).float().mean() < 0.1
+    other = tw.exchange_keys(method, before, [0, 1, 2, 3, 4])
+    assert tw.client_round(method, other.view, client, blobs()[0], 0)[0].blob != again.blob
+
+
+def test_by_hand_too_nobody_learns_a_sum_of_too_few() -> None:
+    server, client = tw.start(SECRET, mlp, blobs())
+    server = tw.exchange_keys(SECRET, server, range(5))  # of whom two have to answer beside each
+    replies = [tw.client_round(SECRET, server.view, client, blobs()[k], k)[0] for k in (0, 2)]
+    after = tw.server_round(SECRET, server, replies)
+    assert torch.equal(after.state.x.flat, server.state.x.flat)
+    assert (after.round, after.mean, after.rx) == (2, None, {})
+
+
+def test_by_hand_nothing_is_added_in_the_clear_that_should_be_secret() -> None:
+    server, client = tw.start(SECRET, mlp, blobs())
+    with pytest.raises(CombinationError, match=re.escape("server = tw.exchange_keys(method, server, clients)")):
+        tw.client_round(SECRET, server.view, client, blobs()[0], 0)
+    with pytest.raises(CombinationError, match="exchange keys first"):
+        tw.server_round(SECRET, server, [])
+    first, second = (tw.exchange_keys(SECRET, server, [0, 1, 2]) for _ in range(2))
+    with pytest.raises(ValueError, match=r"clients \[4\] have no keys in round 1"):
+        tw.client_round(SECRET, first.view, client, blobs()[4], 4)
+    replies = [tw.client_round(SECRET, first.view, client, blobs()[k], k)[0] for k in (0, 1, 2)]
+    with pytest.raises(ValueError, match="client 0: its reply is hidden with other keys"):
+        tw.server_round(SECRET, second, replies)
+    with pytest.raises(CombinationError, match=r"aggregate=Median\(\) looks at each reply"):
+        tw.server_round(SECRET, first, replies, aggregate=tw.Median())
+    for clients, said in (([0], "two clients at least"), ([0, 9], "clients of the 6"), ([1, 1], "each once")):
+        with pytest.raises(ValueError, match=said):
+            tw.exchange_keys(SECRET, server, clients)
+    plain = FedAvg()
+    with pytest.raises(CombinationError, match="leave exchange_keys out"):
+        tw.exchange_keys(plain, tw.start(plain, mlp, blobs())[0], [0, 1])
 
 
 def test_a_reply_that_is_given_twice_is_refused() -> None:

@@ -17,10 +17,10 @@ thin singular value decomposition", 2006). A direction is then kept however smal
 where the share of its length outside P is so small that it may be rounding (1e-6; a sixty-fourth with "bfloat16"). The
 server alone decomposes, in double precision. It sends clients the small matrix that makes the new basis out of the old
 one and g, and clients only multiply, in an order and a precision that give the same bits on every machine
-(:func:`mix`). Coefficients always travel as 32-bit floats and the small matrix as 64-bit floats, whatever ``up`` and
-``down`` are. After a full round the matrix has rank + 1 times rank entries; with 32 bits a new direction would be wrong
-by 1e-7 over the share of g that lies outside P. The mean is weighted as the inner method's ``weights`` says, by
-examples unless told otherwise; the paper averages uniformly.
+(:func:`mix`). Coefficients always travel as 32-bit floats, or up by ``coefficients``, and the small matrix as 64-bit
+floats, whatever ``up`` and ``down`` are. After a full round the matrix has rank + 1 times rank entries; with 32 bits a
+new direction would be wrong by 1e-7 over the share of g that lies outside P. The mean is weighted as the inner method's
+``weights`` says, by examples unless told otherwise; the paper averages uniformly.
 
 The server takes the inner products of the rows as they are stored, so each basis makes good the rounding of the one
 before. With 32-bit floats, P^T P is the identity to 1e-6 and P is within an angle of 1e-5 of the basis without
@@ -36,13 +36,14 @@ and in a checkpoint.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Size, Tensor
 from torch.nn import functional as F
 
+from ..config import LATER
 from ..errors import CombinationError, require
 from ..key import Key
 from ..links import Dense, Link
@@ -107,7 +108,8 @@ class FLSS(Around):
     ``decay`` is the paper's lambda. ``store`` is how the basis is kept. ``project`` says what
     is projected in a coefficient round: the client's update, or every gradient on its way;
     ``scale`` multiplies the local learning rate of these rounds (the paper's sr).
-    ``every=None`` never returns to full rounds: the fixed subspace.
+    ``every=None`` never returns to full rounds: the fixed subspace. ``coefficients`` is the link of a reply's
+    coefficients: ``SecureSum(clip=8.0)``, where updates go by a ``SecureSum`` too.
 
     The downlink is in coefficients too where the inner server adds lr times the mean update
     (``FedAvg`` with ``SGD`` and a ``Dense`` downlink); other servers send the model each round.
@@ -116,7 +118,8 @@ class FLSS(Around):
     (``thinwire predict`` counts both).
 
     Raises ``ValueError`` for a number out of range and for a ``start`` below ``rank``, and
-    :class:`~thinwire.errors.CombinationError` around anything but :class:`FedAvg` and its variants.
+    :class:`~thinwire.errors.CombinationError` around anything but :class:`FedAvg` and its variants, and for
+    ``coefficients`` that are not linear.
     """
 
     rank: PositiveInt = 50
@@ -126,6 +129,7 @@ class FLSS(Around):
     store: Literal["float32", "bfloat16"] = "float32"
     project: Literal["update", "gradient"] = "update"
     scale: AboveZero = 1.0
+    coefficients: Link = field(default=Dense(), metadata=LATER)
 
     paper = "Federated Learning in Streaming Subspace, anonymous submission"
     late = False  # an earlier round's coefficients are those of another basis
@@ -138,6 +142,11 @@ class FLSS(Around):
             f"FLSS(rank={self.rank}, start={self.start}): {self.start} updates span at most as many directions; "
             f"start must be at least rank",
         )
+        if not self.coefficients.linear or self.coefficients.memory:
+            raise CombinationError(
+                f"coefficients={self.coefficients!r}: after a full round coefficients are those of another basis, so "
+                f"what a link remembers means nothing: give a linear link, such as Half() or SecureSum()"
+            )
         if self.inner.personal_models:
             raise CombinationError(
                 f"FLSS sends coefficients in a subspace of the shared updates, and bends all of a client's training to "
@@ -153,7 +162,7 @@ class FLSS(Around):
     @property  # type: ignore[misc]  # a field of others
     def up(self) -> dict[str, Link]:
         up = self.inner.up if isinstance(self.inner.up, dict) else {"update": self.inner.up}
-        return {**up, "coefficients": Dense()}
+        return {**up, "coefficients": self.coefficients}
 
     @property  # type: ignore[misc]  # a field of others
     def down(self) -> dict[str, Link]:

@@ -2,7 +2,7 @@
 
 from .buffered import Buffered
 from .client import ClientState
-from .hand import ClientReply, ClientView, ServerState, client_round, server_round, start
+from .hand import ClientReply, ClientView, ServerState, client_round, exchange_keys, server_round, start
 from .ledger import Ledger
 from .network import Network
 from .privacy import Privacy
@@ -28,6 +28,7 @@ __all__ = [
     "Setting",
     "Simulation",
     "client_round",
+    "exchange_keys",
     "server_round",
     "simulate",
     "start",

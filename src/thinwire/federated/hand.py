@@ -14,6 +14,9 @@
 
 This is ``simulate(method, model, tasks, rounds)`` bit for bit. Whoever is left out of a round does not take part. A
 reply that is not given to the server is lost: then its client goes on from the state before it.
+
+Where replies are added in secret (``FedAvg(up=SecureSum(...), weights="uniform")``), a round begins with
+``server = tw.exchange_keys(method, server, clients)``.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from ..algorithms.base import Algorithm, Message, Start
-from ..errors import NonFinite, WireError, require
+from ..errors import CombinationError, NonFinite, WireError, require
 from ..key import Key
 from ..params import Params
 from ..robust import Aggregator
@@ -33,10 +36,13 @@ from ..train.slot import Slot
 from ..train.threads import one_thread
 from ..wire import MOST, State, modest
 from .client import ClientState, Job, Manner, Training, Turn, client_inputs, play
+from .envelope import NUMBER
 from .letters import Letter, private, write_letter
 from .mean import Mean
 from .messages import Form, forms
 from .ruled import Centres, check_rule, rule_of
+from .secure.run import Secured
+from .secure.trips import Gathering, Here, Question
 from .simulation import Simulation
 from .stream import Parcel, Stream, View, catch_up
 from .views import Views
@@ -52,6 +58,8 @@ class Setup(NamedTuple):
     begun: Start
     buffers: Params | None  # norm statistics that are averaged, as they were before round 1
     apart: bool  # whether each client is sent broadcasts of its own
+    digest: str  # of the run
+    clients: int
 
     def stream(self, algorithm: Algorithm, key: Key) -> Stream:
         """The downlink before any broadcast."""
@@ -95,13 +103,14 @@ class ClientView(NamedTuple):
     buffers: Params | None  # the mean norm statistics, where they are averaged
     setup: Setup
     alone: Alone  # of methods that write to single clients too
+    secret: Here | None = None  # the keys of this round's clients, where their replies are added in secret
 
 
 class ClientReply(NamedTuple):
     """A client's reply, as it is sent and as the server will see it."""
 
     client: int
-    message: Message  # what the server will see, a NamedTuple of the method's
+    message: Message  # what the server will see (with SecureSum: in the sum alone), a NamedTuple of the method's
     buffers: Params | None  # the client's norm statistics, where they are averaged
     blob: bytes  # the reply as it is sent, without a header
     examples: int
@@ -111,6 +120,7 @@ class ClientReply(NamedTuple):
     looks: list[dict[str, Any]]  # how LBGM tested the update: field, layer, sin2, rho, recycled, norm
     mbit: float | None = None  # the client's uplink, as given
     alone: bytes = b""  # what this client alone was sent, beside the broadcast or in its place, without a header
+    keys: bytes = b""  # the public keys of its client in this round, where replies are added in secret
 
 
 class ServerState(NamedTuple):
@@ -141,10 +151,30 @@ def start(
     for an argument that does not fit, as :func:`simulate` does.
     """
     run = Simulation(algorithm, model, tasks, seed=seed, device=device, workers=1)
-    setup = Setup(run.slot, run.start, run.buffers, run.apart)
+    setup = Setup(run.slot, run.start, run.buffers, run.apart, run.digest, run.num_clients)
     stream = setup.stream(algorithm, Key(seed))
     server = _publish(algorithm, setup, stream, run.server, run.buffers, Key(seed, 1), {}, {})
     return server, run.ends().own
+
+
+@one_thread()
+def exchange_keys(algorithm: Algorithm, server: ServerState, clients: Iterable[int]) -> ServerState:
+    """The server once the ``clients`` of its round have exchanged keys, for a method whose replies are added in secret.
+
+    Rounds of these clients with its view hide what they send. :func:`server_round` with it learns the sum of the
+    replies alone, and of too few nothing. Questions and answers are those of a simulation
+    (:mod:`thinwire.federated.secure`), and keys are new each time. Raises ``ValueError`` for clients that are not of
+    the run, or are too few to hide among, and :class:`~thinwire.errors.CombinationError` for a method without a
+    :class:`~thinwire.SecureSum`.
+    """
+    view, cohort = server.view, sorted(clients)
+    secured = Secured.on(view.setup.forms(algorithm)[0])
+    if secured is None:
+        raise CombinationError(f"{algorithm!r} adds no replies in secret: leave exchange_keys out")
+    fits = len(set(cohort)) == len(cohort) and all(0 <= client < view.setup.clients for client in cohort)
+    require(fits, f"clients={cohort}: name clients of the {view.setup.clients} of this run, each once")
+    about = Question(view.setup.digest, NUMBER, view.seed, view.setup.clients, 0, server.round, "", b"")
+    return server._replace(view=view._replace(secret=Here(Gathering(secured, about, cohort))))
 
 
 @one_thread()
@@ -163,9 +193,10 @@ def client_round(
     ``view`` is the server's, ``task`` the client's (a :class:`Task`, a Dataset, or a pair of tensors), and ``client``
     its number, which seeds its draws. Batches are drawn as :func:`simulate` draws them, or those of the task's
     ``order``. ``train`` answers the method's requests in place of training, as in :func:`simulate`. ``mbit`` is the
-    client's uplink in Mbit/s, for links that go by it. Raises :class:`NonFinite` where training diverges.
+    client's uplink in Mbit/s, for links that go by it. Raises :class:`NonFinite` where training diverges, and
+    :class:`~thinwire.errors.CombinationError` where replies are added in secret and no keys were exchanged.
     """
-    slot = view.setup.slot
+    slot, secret = view.setup.slot, _secret(algorithm, view, [client])
     task = as_task(task, f"client {client}", slot.layout.dtype)
     require(len(task) > 0, f"client {client} has no examples")
     up, _ = view.setup.forms(algorithm)
@@ -185,7 +216,8 @@ def client_round(
     about = reply.examples, reply.loss, reply.steps, reply.floats, reply.looks
     sent = b"" if own is None else b"".join(message.blob for message in own[0].messages)
     sent += b"" if letter is None else letter.blob
-    return ClientReply(client, message, buffers, reply.blob, *about, mbit, sent), reply.next
+    blob, keys = (reply.blob, b"") if secret is None else (secret.hide(client, reply.blob), secret.keys(client))
+    return ClientReply(client, message, buffers, blob, *about, mbit, sent, keys), reply.next
 
 
 @one_thread()
@@ -199,10 +231,11 @@ def server_round(
     """The server's round, and the next one's broadcast. Replies are added in the order of their clients.
 
     ``aggregate`` is the rule by which replies become one, as in :func:`simulate`; None: the weighted mean. What it has
-    to remember, and whose replies were ``far`` off, is in the state that is returned. Without replies the server's
-    state stays as it is, and a round goes by. Raises ``ValueError`` for two replies of one client,
-    :class:`~thinwire.errors.CombinationError` for a rule that means nothing for the method, ``WireError`` for a reply
-    that is none of this round's form, and :class:`NonFinite`.
+    to remember, and whose replies were ``far`` off, is in the state that is returned. Without replies, or with fewer
+    than a rule or a secure sum needs, the server's state stays as it is, ``mean`` is None, and a round goes by. Raises
+    ``ValueError`` for two replies of one client, :class:`~thinwire.errors.CombinationError` for a rule that means
+    nothing for the method, or without the keys of a secure sum, ``WireError`` for a reply that is none of this round's
+    form, and :class:`NonFinite`.
     """
     setup, key = server.view.setup, Key(server.view.seed, server.round)
     up, _ = setup.forms(algorithm)
@@ -210,6 +243,15 @@ def server_round(
     require(
         len({reply.client for reply in replied}) == len(replied), "a client has two replies: give each client's once"
     )
+    secret = _secret(algorithm, server.view, [reply.client for reply in replied])
+    if secret is not None:
+        secret.gathering.secured.check_asked(algorithm, aggregate=aggregate)
+        for reply in replied:
+            same = reply.keys == secret.keys(reply.client)
+            require(same, f"client {reply.client}: its reply is hidden with other keys: exchange keys once a round")
+            secret.take(reply.client)  # as it did in its round
+        secrets = secret.end(reply.client for reply in replied)
+        replied = [] if secrets is None else replied  # too few are left, and nobody learns the sum
     rule = rule_of(aggregate)
     if rule is not None:
         check_rule(rule, algorithm, up, max(len(replied), rule.least))
@@ -231,6 +273,8 @@ def server_round(
         letters |= {} if letter is None else {reply.client: letter.tx}
         parcel = _own(algorithm, server.view, reply.client)
         downs |= {} if parcel is None else {reply.client: parcel[0].end}
+    if secret is not None and secrets is not None:
+        secret.gathering.secured.uncover(mean, secrets)
     if mean.enough:
         message, statistics = mean.result(key)
         state = algorithm.server(state, server.view.state, message, key)
@@ -248,6 +292,20 @@ def server_round(
         return after._replace(mean=message, rx=rx)
     centres = mean.ruled.centres if mean.enough else server.centres
     return after._replace(mean=message, rx=rx, centres=centres, far=tuple(sorted(mean.ruled.far)))
+
+
+def _secret(algorithm: Algorithm, view: ClientView, clients: Iterable[int]) -> Here | None:
+    """What these clients have said to one another in a round, to go on with; None where nothing is added in secret."""
+    if Secured.on(view.setup.forms(algorithm)[0]) is None:
+        return None
+    if view.secret is None:
+        raise CombinationError(
+            f"{algorithm!r}: replies are added in secret, for which the clients of a round exchange keys first: "
+            f"server = tw.exchange_keys(method, server, clients)"
+        )
+    lacking = sorted(set(clients) - view.secret.shares.keys())
+    require(not lacking, f"clients {lacking} have no keys in round {view.round}: name them in exchange_keys")
+    return view.secret.copy()
 
 
 def _publish(

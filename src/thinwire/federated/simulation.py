@@ -168,7 +168,7 @@ class Simulation(Rounds):
         key = self.publish()
         cohort = self._free(key) if given is None else given
         silent = self._silent(cohort, key)
-        secret = None if self.secured is None else Here(Gathering.of(self, self.secured, cohort))
+        secret = None if self.secured is None else Here(Gathering.of(self, self.secured, cohort), self.setting.network)
         self.shares = {} if secret is None else secret.shares
         parcels = self.pool.each(self.parcel, cohort) if self.apart else [None] * len(cohort)  # each is encoded
         delivered = {client: self._deliver(client, parcel) for client, parcel in zip(cohort, parcels, strict=True)}
@@ -221,7 +221,7 @@ class Simulation(Rounds):
         if network is not None and lost and network.deadline is not None:
             slowest = network.deadline  # the round waited for those that did not come
         self.pool.settle()
-        record = self.finish(asking + slowest, len(active), lost, evaluate)
+        record = self.finish(asking + slowest + (secret.seconds if secret else 0.0), len(active), lost, evaluate)
         record |= rest
         if self.manner.looks:
             record["looks"] = looks

@@ -11,6 +11,7 @@ from dataclasses import MISSING, fields, replace
 from types import UnionType
 from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
+import torch
 from torch import nn
 
 from ..algorithms import Algorithm, FedAvg
@@ -21,8 +22,10 @@ from ..federated.hostile import Hostile
 from ..federated.letters import private
 from ..federated.messages import Form
 from ..federated.ruled import check_rule
+from ..federated.sampler import Sampler
 from ..federated.secure.run import Secured
 from ..federated.setting import Setting
+from ..federated.simulation import Simulation
 from ..key import Key
 from ..links import Link, SecureSum
 from ..params import Params
@@ -53,7 +56,7 @@ def matrix() -> list[Pair]:
     pairs += [_try_rule(rule, method) for rule in _names(Aggregator) for method in algorithms]
     pairs += [_try_buffer(method) for method in algorithms]
     pairs += [_try_secret(method) for method in algorithms]
-    pairs += [_try_beside(name) for name in (*_names(Aggregator), "Buffered", "Privacy")]
+    pairs += [_try_beside(name) for name in (*_names(Aggregator), *_names(Sampler), "Buffered", "Privacy")]
     pairs += [_try_attack(attack, link) for attack in _names(Attack) for link in links]
     return pairs
 
@@ -82,7 +85,8 @@ def _try_buffer(method: str) -> Pair:
 def _try_secret(method: str) -> Pair:
     text = f"{method}, up=SecureSum()"
     try:
-        algorithm = _with(_example(vocabulary()[method], Algorithm), up=SecureSum(), weights="uniform")
+        algorithm = _example(vocabulary()[method], Algorithm)
+        algorithm = _with(algorithm, up=SecureSum(), coefficients=SecureSum(), weights="uniform")
         text = repr(algorithm)
         Secured.of(algorithm, _open(algorithm), Setting(), 10)
     except ValueError as refusal:
@@ -91,14 +95,17 @@ def _try_secret(method: str) -> Pair:
 
 
 def _try_beside(name: str) -> Pair:
-    """An aggregator, a buffer or privacy for clients whose replies are added in secret."""
+    """An aggregator, a sampler, a buffer or privacy for clients whose replies are added in secret."""
     algorithm = FedAvg(up=SecureSum(), weights="uniform")
     cls: Any = vocabulary()[name]
-    field = {"Buffered": "buffer", "Privacy": "privacy"}.get(name, "aggregate")
-    value = parse(vars(cls)["example"]) if name in ("Buffered", "Privacy") else cls()
+    field = {"Buffered": "buffer", "Privacy": "privacy"}.get(
+        name, "sampler" if issubclass(cls, Sampler) else "aggregate"
+    )
+    value = cls() if field == "aggregate" else parse(vars(cls)["example"])
     text = f"{algorithm!r}, {field}={value!r}"
+    task = torch.zeros(1, 1, 8, 8), torch.zeros(1, dtype=torch.long)
     try:
-        Secured.of(algorithm, _open(algorithm), Setting(**{field: value}), 10)
+        Simulation(algorithm, _model, [task] * 20, Setting(**{field: value})).close()
     except ValueError as refusal:
         return Pair("SecureSum", name, "beside", text, str(refusal))
     return Pair("SecureSum", name, "beside", text, "")
@@ -189,11 +196,12 @@ def _example(cls: Any, kind: type, inner: Any = None) -> Any:
     return cls(**given)
 
 
-def _with(method: Algorithm, **fields: Any) -> Algorithm:
-    """The method with other values of these fields, of those that it has; of one around others, the innermost's."""
+def _with(method: Algorithm, **values: Any) -> Algorithm:
+    """The method, and what it goes around, with other values of these fields, of those that each has itself."""
+    own = {field.name: values[field.name] for field in fields(method) if field.name in values}
     if isinstance(method, Around):
-        return replace(method, inner=_with(method.inner, **fields))
-    return replace(method, **{name: value for name, value in fields.items() if hasattr(method, name)})
+        own["inner"] = _with(method.inner, **values)
+    return replace(method, **own)
 
 
 def _plain(kind: type) -> Any:

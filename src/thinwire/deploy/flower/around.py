@@ -15,6 +15,7 @@ from ...algorithms.base import Algorithm
 from ...errors import CombinationError, require
 from ...federated.client import ClientState, Reply, Round
 from ...federated.messages import Form
+from ...federated.privacy import Privacy
 from ...federated.stream import View
 from ...key import Key
 from ...local import Local, LocalSGD, Trained
@@ -25,7 +26,7 @@ from .app import Handler, Mod, answer_of, folder_of, reply_to
 ARRAYS, CONFIG = "arrays", "config"  # the names of the records in Flower's own strategies
 
 
-def mod(algorithm: Algorithm, model: nn.Module | Callable[[], nn.Module]) -> Mod:
+def mod(algorithm: Algorithm, model: nn.Module | Callable[[], nn.Module], *, privacy: Privacy | None = None) -> Mod:
     """Two added lines for a ClientApp that trains in its own way::
 
         from thinwire.deploy import flower
@@ -35,7 +36,8 @@ def mod(algorithm: Algorithm, model: nn.Module | Callable[[], nn.Module]) -> Mod
     ConfigRecord ``config`` (``server-round`` and ``lr``), and answers with ``arrays`` and a
     MetricRecord with ``num-examples`` and, if it likes, ``train_loss`` and ``num-steps``, as
     for Flower's own strategies. A method that bends local steps (SCAFFOLD, FedProx, ...) is
-    refused: for these a client gives its task to :func:`client_app`.
+    refused: for these a client gives its task to :func:`client_app`. ``privacy`` is what the client itself sees to
+    below a secure sum, as of a :class:`~thinwire.deploy.client.Node`.
     """
 
     def around(message: Message, context: Context, call_next: Handler) -> Message:
@@ -44,7 +46,7 @@ def mod(algorithm: Algorithm, model: nn.Module | Callable[[], nn.Module]) -> Mod
         folder = folder_of(context)
 
         def answer(call: bytes) -> tuple[bytes, float]:
-            return answer_of(Theirs(algorithm, model, folder, message, context, call_next), call)
+            return answer_of(Theirs(algorithm, model, folder, message, context, call_next, privacy), call)
 
         return reply_to(message, context, answer)
 
@@ -62,9 +64,10 @@ class Theirs(Node):
         message: Message,
         context: Context,
         call_next: Handler,
+        privacy: Privacy | None,
     ) -> None:
         self.unseen = Unseen()
-        super().__init__(algorithm, model, self.unseen, folder)
+        super().__init__(algorithm, model, self.unseen, folder, privacy=privacy)
         self.message, self.context, self.call_next = message, context, call_next
 
     def probe(self, slot: Slot) -> None:

@@ -24,8 +24,8 @@ one share or the other, once. It hides one reply in a round; and where the round
 helps to uncover the sum of the same clients or none, for two sums that differ by a client are its reply.
 
 Differences from the papers: keys are new in every round, and masks are drawn for each field by its name. Neighbours
-stand in a ring that the round's public seed draws. Messages are not signed: a server that lies about who replied, or
-makes up clients, is not guarded against.
+stand in a ring that the round's public seed draws; where those who replied are not connected in it, nothing is
+uncovered. Messages are not signed: a server that lies about who replied, or makes up clients, is not guarded against.
 """
 
 from __future__ import annotations
@@ -263,6 +263,16 @@ class Broker:
         """What each client that has replied is asked: which of its neighbours have."""
         self.replied = set(replied) & set(self.sealed)
         return {i: write_clients(j for j in self._near(i) if j in self.replied) for i in self.replied}
+
+    def connected(self, replied: Iterable[int]) -> bool:
+        """Whether those who replied share masks in one piece: of several the server would learn a sum each."""
+        left = set(replied) & set(self.sealed)
+        reached = [left.pop()] if left else []
+        while reached:
+            near = left.intersection(self._near(reached.pop()))
+            left -= near
+            reached += near
+        return not left
 
     def secrets(self, sent: Mapping[int, bytes]) -> Secrets:
         """What takes the masks off the sum of those who replied. Raises :class:`TooFew`, and ``WireError``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
 from ...algorithms.base import Algorithm
 from ...errors import CombinationError
@@ -58,18 +59,22 @@ class Secured:
                 f"{name}: with weights={algorithm.weights!r} a reply counts as often as its client has examples, and a "
                 f"secure sum adds each once: give weights='uniform'"
             )
-        for asked in ("clip", "aggregate", "buffer"):
-            value = getattr(setting, asked, None)
-            if value is not None:
-                raise CombinationError(
-                    f"{name}: {asked}={value!r} looks at each reply, and the server sees none of them: leave it out"
-                )
+        self.check_asked(algorithm, clip=setting.clip, aggregate=setting.aggregate, buffer=setting.buffer)
         sample = setting.cohort(clients)
         for link in {leaf.link for leaf in form.leaves}:
             if isinstance(link, SecureSum) and sample > link.most:
                 raise CombinationError(f"{link!r}: {sample} clients take part in a round: give most={sample}")
             if isinstance(link, SecureSum) and self.privacy is not None:
                 ClientNoise(self.privacy, link, 0, sample).check()
+
+    def check_asked(self, algorithm: Algorithm, **asked: Any) -> None:
+        """Raise :class:`CombinationError` where something that is asked for looks at replies."""
+        for name, value in asked.items():
+            if value is not None:
+                raise CombinationError(
+                    f"{algorithm!r}: {name}={value!r} looks at each reply, and the server sees none of them: leave it "
+                    f"out"
+                )
 
     def circle(self, cohort: Collection[int], key: Key, about: bytes = b"") -> Circle:
         """The clients of a round, and who is whose neighbour. Raises ``ValueError`` for a single client."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterable, Mapping
+from copy import deepcopy
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from ...config import complete
@@ -15,6 +16,7 @@ from ...errors import WireError, check
 from ...key import Key
 from ...wire import dumps, loads, restore
 from ..ledger import Direction, Ledger
+from ..network import Network
 from .exchange import Broker, Circle, Kept, Member, Secrets, TooFew, list_clients, write_clients
 from .run import Secured
 
@@ -140,9 +142,9 @@ class Gathering:
         return self.broker.shares(self.heard)
 
     def ask_secrets(self, replied: Iterable[int]) -> dict[int, bytes]:
-        """The last questions, once it is known who has replied; none where these are too few."""
+        """The last questions, once it is known who has replied; none where these are too few, or apart."""
         replied = list(replied)
-        if len(replied) < self.secured.fewest(len(self.cohort)):
+        if len(replied) < self.secured.fewest(len(self.cohort)) or not self.broker.connected(replied):
             self.trip = "void"
             return {}
         return self._ask("reveal", self.broker.ask(replied))
@@ -180,15 +182,20 @@ class Gathering:
 
 
 class Here:
-    """The clients of a round in this process: they answer at once, and none is late."""
+    """The clients of a round in this process: none is late.
 
-    def __init__(self, gathering: Gathering) -> None:
+    With a ``network`` a trip lasts as long as its slowest client.
+    """
+
+    def __init__(self, gathering: Gathering, network: Network | None = None) -> None:
         self.gathering, self.kept = gathering, dict[int, Kept]()
+        self.network, self.seconds = network, 0.0  # of all trips but the call
         self._answer(gathering.ask_keys())
         self._answer(gathering.ask_shares())
         self.shares = gathering.close()
 
     def _answer(self, questions: Mapping[int, bytes]) -> None:
+        slowest = 0.0
         for client, data in questions.items():
             question = read_question(data)
             assert question is not None
@@ -198,6 +205,25 @@ class Here:
             except TooFew:
                 continue
             self.gathering.hear(client, answer)
+            if self.network is not None:
+                seconds = self.network.seconds(client, len(answer), len(data), 0, question.seed)
+                slowest = max(slowest, seconds)
+        self.seconds += slowest
+
+    def copy(self) -> Here:
+        """The same at the same point: what is said to one the other has not heard."""
+        secured = self.gathering.secured
+        return deepcopy(self, {id(secured): secured})
+
+    def keys(self, client: int) -> bytes:
+        """The public keys of a client."""
+        return b"".join(self.gathering.broker.public[client])
+
+    def take(self, client: int) -> None:
+        """A client is given the shares that are for it, as with its call."""
+        member = member_of(self.kept[client], self.gathering.about.about)
+        member.take(self.shares[client])
+        self.kept[client] = member.keep()
 
     def hide(self, client: int, blob: bytes) -> bytes:
         """A client's reply as it is sent."""

@@ -85,6 +85,13 @@ def nan(packet: Any) -> Any:
     return [nan(value) for value in packet] if isinstance(packet, list) else packet
 
 
+def flipped(packet: Any) -> Any:
+    """The same packet with ten times the opposite of its numbers: it has the form of an honest one."""
+    if isinstance(packet, Tensor):
+        return packet * -10 if packet.is_floating_point() else packet
+    return [flipped(value) for value in packet] if isinstance(packet, list) else packet
+
+
 def shaped(packet: Any, draw: random.Random) -> Any:
     """The same packet, each tensor of another length."""
     if isinstance(packet, Tensor):
@@ -99,6 +106,7 @@ LIES: dict[str, Callable[[Answer, random.Random], Any]] = {
     "nested": lambda a, r: a._replace(blob=tw.dumps(nested(r.randrange(80, 95)))),
     "shape": lambda a, r: a._replace(blob=tw.dumps(shaped(loads(a.blob), r))),
     "nan": lambda a, r: a._replace(blob=tw.dumps(nan(loads(a.blob)))),
+    "flip": lambda a, r: a._replace(blob=tw.dumps(flipped(loads(a.blob)))),
     "base": lambda a, r: a._replace(base=a.base + r.randrange(1, 9)),
     "round": lambda a, r: a._replace(round=a.round + r.randrange(1, 9)),
     "client": lambda a, r: a._replace(client=r.randrange(2)),

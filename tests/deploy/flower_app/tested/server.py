@@ -39,5 +39,9 @@ def main(grid: Grid, context: Context) -> None:
     }
     if int(config["buffer"]):
         options["buffer"] = tw.Buffered(int(config["buffer"]))
+    if config["aggregate"]:
+        options["aggregate"] = tw.parse(str(config["aggregate"]))
+    if int(config["expel"]):
+        options["expel"] = int(config["expel"])
     wide = partial(model, int(config["width"]), bool(config["norm"]))
     flower.serve(grid, method(str(config["method"])), wide, clients, rounds, out=out, **options)
