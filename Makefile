@@ -83,7 +83,7 @@ slow: .venv/.installed-dev
 
 # Several at once; those of a federation take turns.
 deployments: .venv/.installed-dev
-	$(BIN)/pytest $(TOGETHER) --dist loadgroup --no-loadscope-reorder -m "deployment and not soak" $(ARGS)
+	$(BIN)/pytest $(TOGETHER) --dist loadfile --no-loadscope-reorder -m "deployment and not soak" $(ARGS)
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff check

@@ -71,7 +71,7 @@ def test_the_method_of_the_tutorial_is_not_fedavg_when_they_do_not(fednova):
     assert (nova.params - plain.params).norm() > 0.01
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_method_of_the_tutorial_is_typed_with_use(fednova, tmp_path):
     run = ["run", "FedNova(up=TopK(0.1))", "--use", "fednova", "--clients", "4", "--rounds", "2", "--out", "run"]
     done = thinwire(*run, cwd=tmp_path)

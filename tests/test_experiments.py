@@ -183,7 +183,7 @@ def test_an_experiment_that_was_stopped_trains_what_is_missing_and_what_no_commi
         assert [point[:1] + point[4:] for point in line["curve"]][-1] == [2, line["bytes_up"], line["bytes_down"]]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_hospitals_table_has_every_site_and_what_a_site_never_seen_gets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -583,7 +583,7 @@ def trained(script: str, rows: Sequence[str], into: Path, monkeypatch: pytest.Mo
     return written(into)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_search_for_one_percent_trains_each_kind_of_row(
     data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

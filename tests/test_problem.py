@@ -13,6 +13,7 @@ from thinwire.losses import dice_loss
 from thinwire.models import build
 from thinwire.problem import SUITED, _model_for, standard
 from thinwire.task import Supervised
+from tiers import tiers
 
 
 def loaded(shape: tuple[int, ...], targets: tuple[int, ...] = (), vocabulary: int | None = None) -> DataSet:
@@ -44,7 +45,7 @@ def test_the_model_follows_from_the_examples(data: DataSet, model: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", tiers(sorted(names(), key=lambda name: name not in ("digits", "sst2")), slow=3))
 def test_the_model_that_suits_a_set_is_known_without_its_data(name: str) -> None:
     known = SUITED[name]
     try:

@@ -296,7 +296,7 @@ def run_of(expression: str, model: Any) -> tw.Result:
     return trained(tw.parse(expression, NEUTRAL), model)
 
 
-@pytest.mark.parametrize("model", tiers([normed, mlp], fast=1, name=lambda model: model.__name__))
+@pytest.mark.parametrize("model", tiers([normed, mlp], slow=1, name=lambda model: model.__name__))
 @pytest.mark.parametrize("title", SAME)
 def test_a_method_at_its_neutral_setting_is_its_parent(title: str, model: Any) -> None:
     special, parent = SAME[title]

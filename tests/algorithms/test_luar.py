@@ -133,7 +133,7 @@ def three_kernels(*values: float) -> Params:
 #       for i in order: share *= p[i] / rest; rest -= p[i]
 #       for i in order: drawn[i] += share
 # For |update| = (1, 1, 4) and select="gradient-norm" the same with s = |update|.
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("select", "recycle", "update", "expected"),
     [

@@ -178,7 +178,7 @@ def test_predict_says_what_a_run_then_costs(compared, thinwire):
     assert low <= summary["bytes_up"] <= high
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_ddp_predict_says_what_ranks_then_send(thinwire, tmp_path):
     exact = ["Hook(Dense())", "LocalSGD(4)", "DiLoCo(8, delay=2)", "DEF(16)", "DEF(LowRank(2), steps=2)"]
     methods = [*exact, "SparseLoCo(4)", "DetachedLoCo(4)", "DeMo(8)"]
@@ -536,7 +536,7 @@ class Good(Base):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("written", "why"),
     [
@@ -834,7 +834,7 @@ def test_plot_writes_the_file_that_is_named_in_its_format(compared, thinwire, tm
     assert [p.name for p in (tmp_path / "new").iterdir()] == ["plots.svg"]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.drawn
 def test_plot_takes_a_format_for_all_files_and_a_size_in_inches(compared, thinwire, tmp_path):
     out, _ = compared

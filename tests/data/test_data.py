@@ -28,6 +28,7 @@ from thinwire.data.cifar_pickle import read_batch
 from thinwire.data.idx import read_idx
 from thinwire.errors import DataError
 from thinwire.problem import standard
+from tiers import tiers
 
 
 @functools.cache
@@ -81,8 +82,11 @@ def test_the_first_ten_sets_keep_their_names() -> None:
     assert data.names() == sorted(data.names())
 
 
+SMALL_SETS = ("digits", "fashion_mnist", "shakespeare")  # and one of each kind
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", data.names())
+@pytest.mark.parametrize("name", tiers(sorted(data.names(), key=lambda name: name not in SMALL_SETS), slow=3))
 def test_every_set_has_what_a_data_set_promises(name: str, data_dir: Path) -> None:
     found = real(name, data_dir)
     assert found.name.removesuffix("_subset").removesuffix("_jpeg") == name

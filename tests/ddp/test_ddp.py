@@ -1361,7 +1361,7 @@ def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("setting", tiers(SETTINGS, slow=2))
+@pytest.mark.parametrize("setting", tiers(SETTINGS, slow=1))
 @pytest.mark.parametrize("name", METHODS)
 def test_ranks_are_the_same_to_the_bit_after_many_steps(name, setting, both):
     one, other = (found[f"{name}/{setting}"] for found in both)
@@ -1673,7 +1673,7 @@ def sharded(found: dict[str, Any]) -> None:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_shards_within_a_node_and_detached_error_feedback_across_nodes(tmp_path):
     launched("sharded", tmp_path, ranks=4)
     found = [json.loads((tmp_path / f"sharded-{rank}.json").read_text()) for rank in range(4)]

@@ -444,7 +444,7 @@ def lost(whose: str, damage: str, when: str, expression: str, folder: Path) -> l
 @pytest.mark.parametrize("when", WHEN)
 @pytest.mark.parametrize(
     ("damage", "expression"),
-    tiers([*(("a bit", each) for each in WITH_ENDS), *((damage, WITH_ENDS[1]) for damage in DAMAGED)], slow=5),
+    tiers([*(("a bit", each) for each in WITH_ENDS), *((damage, WITH_ENDS[1]) for damage in DAMAGED)], slow=3),
 )
 def test_a_damaged_state_of_the_servers_opens_the_client_anew_as_if_the_clients_disk_were_lost(
     damage: str, expression: str, when: str, tmp_path: Path, caplog: Any

@@ -24,7 +24,6 @@ from thinwire import Key, Simulation
 from thinwire.federated.buffered import Arrival, Flights
 
 pytest.importorskip("flwr")
-pytestmark = pytest.mark.xdist_group("federation")  # one federation, whose tests take turns
 
 APP = ROOT / "tests" / "deploy" / "flower_app"
 sys.path[:0] = [str(ROOT / "examples" / "flower"), str(APP)]
@@ -411,21 +410,27 @@ def test_a_server_that_waits_for_nobody_and_is_killed_goes_on_with_the_answers_o
 @pytest.mark.deployment
 @pytest.mark.timeout(2000)
 @pytest.mark.parametrize(
-    "name", ["perclient", "secret", pytest.param("lbgm", marks=soak), pytest.param("fedsm", marks=soak)]
+    ("name", "aggregate"),
+    [
+        pytest.param("secret", "", id="secret"),
+        pytest.param("lbgm", "Median()", id="robust"),
+        *(pytest.param(name, "", id=name, marks=soak) for name in ("lbgm", "fedsm", "perclient")),
+    ],
 )
 def test_a_server_that_is_killed_in_a_round_goes_on_when_it_is_started_again(
-    federation: Federation, tmp_path: Path, name: str
+    federation: Federation, tmp_path: Path, name: str, aggregate: str
 ) -> None:
     out, states = tmp_path / "run", federation.folder / "client-0"
     before = set(states.glob("*"))
-    config = {"method": METHODS[name], "out": str(out)}
+    config = {"method": METHODS[name], "out": str(out), "aggregate": aggregate}
     federation.submit(config, APP)
     # The second call says that the first answer was taken: client 0 is in round 2.
     until(lambda: any(list(run.glob("2-*")) for run in set(states.glob("*")) - before))
     os.kill(int((out / "pid").read_text()), signal.SIGKILL)
     assert not (out / "summary.json").exists()
     federation.wait(federation.submit(config, APP), out, 900)
-    assert_same(out, simulated(METHODS[name], 3))
+    asked = {"aggregate": tw.parse(aggregate)} if aggregate else {}
+    assert_same(out, simulated(METHODS[name], 3, **asked))
 
 
 @pytest.mark.deployment

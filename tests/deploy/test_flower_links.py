@@ -26,8 +26,6 @@ from thinwire.deploy.flower.transfer import CHUNK, WINDOW
 sys.path.insert(0, str(ROOT / "experiments" / "onepercent"))
 import slow_link
 
-pytestmark = pytest.mark.xdist_group("links")  # which share a program between their hosts
-
 SMALL, CNN = 50_890 * 4, 582_026 * 4  # bytes of the models mlp and fedavg_cnn
 # For a shorter soak, or another one.
 ROUNDS, SEED = int(os.environ.get("SOAK_ROUNDS", "200")), int(os.environ.get("SOAK_SEED", "0"))

@@ -380,7 +380,7 @@ def test_feddyns_gradients_are_scaled_as_its_alphas_are() -> None:
     assert model_after(FedDyn(once, alpha=0.5, mean_examples=2), 2) == pytest.approx(49 / 6, rel=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_feddyn_settles_at_the_mean_of_all_examples_where_its_alphas_are_by_examples() -> None:
     method = FedDyn(LocalSGD(0.1, batch=None, steps=50), alpha=0.5, mean_examples=2)
     assert model_after(method, 60) == pytest.approx((4 + 3 * 8) / 4, rel=1e-4)

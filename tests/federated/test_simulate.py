@@ -323,7 +323,9 @@ def test_resuming_where_nothing_is_starts_a_run(tmp_path: Path) -> None:
 # -- workers, and random numbers -----------------------------------------------------------
 
 
-@pytest.mark.parametrize("model", tiers([normed, mlp, random_layers], fast=1, name=lambda model: model.__name__))
+@pytest.mark.parametrize(
+    "model", tiers([normed, random_layers, mlp], fast=1, slow=2, name=lambda model: model.__name__)
+)
 @pytest.mark.parametrize(
     "method",
     [
@@ -402,7 +404,7 @@ TOGETHER = [
 ]
 
 
-@pytest.mark.parametrize("method", tiers(TOGETHER, fast=5))
+@pytest.mark.parametrize("method", tiers(TOGETHER, slow=5))
 def test_clients_trained_as_one_are_clients_trained_one_by_one_to_rounding(method: str) -> None:
     each, one = (simulate(method, tasks=blobs(SMALL), sample=7, plan=plan) for plan in ("each", "together"))
     torch.testing.assert_close(each.params.flat, one.params.flat, atol=1e-5, rtol=1e-4)
@@ -427,7 +429,7 @@ def test_a_cohort_on_a_gpu_is_that_of_a_cpu_to_rounding(method: str) -> None:
         assert [e.total for e in there.ledger] == [e.total for e in here.ledger]
 
 
-@pytest.mark.parametrize("method", tiers(TOGETHER, fast=5))
+@pytest.mark.parametrize("method", tiers(TOGETHER, slow=5))
 def test_clients_trained_as_one_are_the_same_with_any_number_of_workers(method: str) -> None:
     options: dict[str, Any] = {"tasks": blobs((3, 4, 5) * 20), "sample": 60, "rounds": 2, "plan": "together"}
     assert_same_run(simulate(method, workers=1, **options), simulate(method, workers=3, **options))

@@ -44,14 +44,14 @@ def test_the_rows_of_a_plan_train_by_the_trainer_that_is_given_and_others_by_the
     assert "tells nothing" not in found.why
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_plan_whose_rehearsals_move_nothing_says_so_and_what_to_give(tmp_path: Path) -> None:
     found = planned(tmp_path, replace(tw.Auto(0.2), local=tw.LocalSGD(0.0001, steps=1)))
     assert {row.accuracy for row in found.rows} == {0.25}
     assert "All are at 25.0%, so the rehearsal tells nothing: --rehearse takes more rounds, and --local" in found.why
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("typed", [["--local", "LocalAdamW(0.003, steps=2)"], ["FedAvg(LocalAdamW(0.003, steps=2))"]])
 def test_the_command_takes_a_trainer_by_its_option_or_from_the_first_expression(
     typed: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

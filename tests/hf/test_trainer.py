@@ -65,7 +65,7 @@ def states(folder: Path, step: int) -> list[Any]:
     return [each.tolist() if torch.is_tensor(each) else each for each in leaves]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_two_ranks_that_were_killed_and_resumed_go_on_to_the_same_bits(tmp_path: Path) -> None:
     done = torchrun(start, tmp_path / "whole")
     assert done.returncode == 0, done.stderr[-3000:]

@@ -85,7 +85,7 @@ def test_gradients_and_look_back_tests_of_a_run_are_drawn(thinwire: Look, study:
     assert "Equation 45, with a smoothness of" in out
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_what_models_are_judged_by_is_drawn_below_the_components(
     thinwire: Look, study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from thinwire import models
 from thinwire.data import load
+from tiers import tiers
 
 
 def size(module: nn.Module) -> int:
@@ -198,7 +199,7 @@ def test_texts_of_many_clients_can_be_computed_together() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    ["resnet9", "resnet56", "resnet56_group", "vgg16", "vgg16_group", "vgg16_none", "vgg_small"],
+    tiers(["resnet9", "vgg_small", "resnet56", "resnet56_group", "vgg16", "vgg16_group", "vgg16_none"], slow=2),
 )
 def test_a_few_steps_on_real_pictures_lower_the_loss(data_dir: Path, name: str) -> None:
     path = data_dir / "cifar10/cifar10_first4000_lossless.npz"

@@ -1423,7 +1423,6 @@ def pace(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 @pytest.mark.deployment
-@pytest.mark.xdist_group("pace")
 @pytest.mark.parametrize("name", PACED)
 def test_processes_take_the_time_of_the_law(name, pace):
     schedule, off = PACED[name], []

@@ -422,7 +422,7 @@ def test_a_page_of_long_runs_stays_below_five_megabytes(methods: int, seeds: int
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("methods", "seeds", "rounds"), [(3, 2, 400), (40, 1, 100), (40, 3, 40)])
+@pytest.mark.parametrize(("methods", "seeds", "rounds"), tiers([(3, 2, 400), (40, 3, 40), (40, 1, 100)], slow=1))
 def test_a_page_of_runs_that_recorded_everything_stays_below_five_megabytes(
     methods: int, seeds: int, rounds: int, tmp_path: Path
 ) -> None:

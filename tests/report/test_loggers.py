@@ -288,7 +288,7 @@ def test_wandb_writes_offline_runs_into_the_study_that_have_each_round_once(
     assert names[0] == names[1]  # one run, whose files `wandb sync` uploads one after another
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_wandb_loses_no_round_of_a_process_that_was_killed(out: Path) -> None:
     pytest.importorskip("wandb")
     script = (

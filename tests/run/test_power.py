@@ -13,6 +13,7 @@ from power import recorded, restored
 from test_federation import Parties
 from test_train import linear, tasks
 from thinwire.studies import DataParallel, Pipelined, Study
+from tiers import tiers
 
 METHOD = "FedAvg(up=LBGM(ErrorFeedback(TopK(0.2)), threshold=0.6), down=EF21(TopK(0.3)))"
 
@@ -37,7 +38,7 @@ def simulated(out: Path, states: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("states", ["memory", "disk"])
+@pytest.mark.parametrize("states", tiers(["disk", "memory"], slow=1))
 def test_a_simulation_goes_on_whenever_the_power_fails(
     states: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,7 +97,9 @@ def test_a_study_of_steps_goes_on_whenever_the_power_fails(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("expression", [METHOD, "FedAvg(up=ErrorFeedback(TopK(0.2)), down=PerClient(TopK(0.3)))"])
+@pytest.mark.parametrize(
+    "expression", tiers([METHOD, "FedAvg(up=ErrorFeedback(TopK(0.2)), down=PerClient(TopK(0.3)))"], slow=1)
+)
 def test_a_deployment_goes_on_whenever_the_power_fails_everywhere(
     expression: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
