@@ -1,6 +1,6 @@
 # make demo   compare seven methods on 20 clients, two seeds each; curves, bytes and a report in runs/demo
-# make test   lint, types, and every test that is not slow: ten minutes at most
-# make test-fast   ruff, and each of these that takes less than a second, with its first parameters: two minutes
+# make test   lint, types, and every test that is not slow: twelve minutes on two cores
+# make test-fast   ruff, and each of these that takes less than a second, with its first parameters: two and a half minutes
 # make slow   the slow tests
 # make help   these lines
 # make deployments   the tests that start Flower's own processes, torchrun, a compiler, a browser and benchmarks

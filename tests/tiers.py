@@ -25,7 +25,7 @@ def tiers(
     ]
 
 
-def asked(request: pytest.FixtureRequest, parameter: str) -> set[Any]:
+def selection(request: pytest.FixtureRequest, parameter: str) -> set[Any]:
     """The values of a parameter with which tests of the fixture's module are run."""
     items = [item for item in request.session.items if getattr(item, "module", None) is request.module]
     given = [item.callspec.params for item in items if hasattr(item, "callspec")]

@@ -47,7 +47,7 @@ from thinwire.key import Key
 from thinwire.links.base import Codec
 from thinwire.params import Layout, Params
 from thinwire.studies import data_parallel as compare
-from tiers import asked, tiers
+from tiers import selection, tiers
 
 HERE = Path(__file__).parent
 STEPS = 30  # of the plain setting
@@ -1355,7 +1355,7 @@ def refusals(found: dict[str, Any]) -> None:
 
 @pytest.fixture(scope="module")
 def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    folder, settings = tmp_path_factory.mktemp("two"), asked(request, "setting") | {"plain", "bucket view"}
+    folder, settings = tmp_path_factory.mktemp("two"), selection(request, "setting") | {"plain", "bucket view"}
     launched("two_ranks", folder, SETTINGS=",".join(s for s in SETTINGS if s in settings))
     return [json.loads((folder / f"two_ranks-{rank}.json").read_text()) for rank in (0, 1)]
 

@@ -28,7 +28,7 @@ from thinwire.ddp import DEF, DEFA, EF, EF21, SAEF, Hook, Method, PSync, compres
 from thinwire.errors import ThinwireError
 from thinwire.version import code_version
 from thinwire.wire import dumps
-from tiers import asked, tiers
+from tiers import selection, tiers
 
 # Of links that keep an estimate or an old gradient nothing is owed; these settings lose nothing, in every sequence.
 METHODS: dict[str, Method] = {
@@ -554,7 +554,7 @@ def launched(function: Callable[..., None], folder: Path, ranks: int = 2, **envi
 @pytest.fixture(scope="module")
 def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("table")
-    launched(table, folder, KINDS=json.dumps(sorted(asked(request, "method") & METHODS.keys())))
+    launched(table, folder, KINDS=json.dumps(sorted(selection(request, "method") & METHODS.keys())))
     return [json.loads((folder / f"table-{rank}.json").read_text()) for rank in (0, 1)]
 
 

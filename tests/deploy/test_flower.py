@@ -66,12 +66,12 @@ def federation(shared: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """The shared federation, in which no run of a test that has failed takes time from those after it."""
     begun, submit = dict[int, Path](), shared.submit
 
-    def noted(config: Mapping[str, Any], app: Path) -> int:
+    def submit_and_note(config: Mapping[str, Any], app: Path) -> int:
         run = submit(config, app)
         begun[run] = Path(str(config["out"]))
         return run
 
-    monkeypatch.setattr(shared, "submit", noted)
+    monkeypatch.setattr(shared, "submit", submit_and_note)
     yield shared
     (tmp_path / "hold").unlink(missing_ok=True)
     for run, out in begun.items():

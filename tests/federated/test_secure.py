@@ -134,8 +134,8 @@ def test_where_those_who_replied_fall_into_parts_nobody_is_asked_for_the_sum_of_
         masks = Secrets(said.broker, own, secrets.keys).masks("u", COUNT, WIDTH)
         total = torch.stack([said.hidden[client] for client in part]).sum(0) - masks
         assert torch.equal(total & ((1 << WIDTH) - 1), torch.stack([said.numbers[client] for client in part]).sum(0))
-    assert not said.broker.connected(said.replied)
-    assert all(said.broker.connected(part) for part in parts)
+    assert not said.broker.is_connected(said.replied)
+    assert all(said.broker.is_connected(part) for part in parts)
     link = tw.SecureSum(clip=0.5, neighbours=2)
     method = tw.FedAvg(tw.LocalSGD(0.1, batch=8), up=link, weights="uniform")
     tasks = blobs((8,) * 8)

@@ -48,7 +48,7 @@ from thinwire.pipeline import (
 from thinwire.pipeline.plan import measure, memory, messages
 from thinwire.pipeline.schedule import SCHEDULES
 from thinwire.pipeline.split import balance
-from tiers import asked, tiers
+from tiers import selection, tiers
 
 PARTS = (2, 3, 4)
 
@@ -1101,7 +1101,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def cases(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    names = asked(request, "name")
+    names = selection(request, "name")
     work = partial(all_cases, cases={name: case for name, case in CASES.items() if name in names})
     return forked(4, work, tmp_path_factory.mktemp("cases"))
 

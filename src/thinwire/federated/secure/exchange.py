@@ -264,7 +264,7 @@ class Broker:
         self.replied = set(replied) & set(self.sealed)
         return {i: write_clients(j for j in self._near(i) if j in self.replied) for i in self.replied}
 
-    def connected(self, replied: Iterable[int]) -> bool:
+    def is_connected(self, replied: Iterable[int]) -> bool:
         """Whether those who replied share masks in one piece: of several the server would learn a sum each."""
         left = set(replied) & set(self.sealed)
         reached = [left.pop()] if left else []

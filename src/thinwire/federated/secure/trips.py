@@ -144,7 +144,7 @@ class Gathering:
     def ask_secrets(self, replied: Iterable[int]) -> dict[int, bytes]:
         """The last questions, once it is known who has replied; none where these are too few, or apart."""
         replied = list(replied)
-        if len(replied) < self.secured.fewest(len(self.cohort)) or not self.broker.connected(replied):
+        if len(replied) < self.secured.fewest(len(self.cohort)) or not self.broker.is_connected(replied):
             self.trip = "void"
             return {}
         return self._ask("reveal", self.broker.ask(replied))
