@@ -21,7 +21,20 @@ import pytest
 import torch
 
 import thinwire.data as data
-from thinwire.data import IID, DataSet, Dirichlet, Natural, Pathological, Shards, Similarity, cifar, files, holdout
+from thinwire.data import (
+    IID,
+    DataSet,
+    Dirichlet,
+    Natural,
+    Pathological,
+    Shards,
+    Similarity,
+    Sites,
+    Users,
+    cifar,
+    files,
+    holdout,
+)
 from thinwire.data import mnist as mnist_module
 from thinwire.data import shakespeare as shakespeare_module
 from thinwire.data.cifar_pickle import read_batch
@@ -575,7 +588,11 @@ def test_a_missing_package_is_answered_with_the_command(monkeypatch: pytest.Monk
 
 LABELS = torch.arange(2000) * 7 % 10  # 200 of each of ten classes
 OWNERS = torch.arange(2000) % 40
-SPLITS = [IID(), Dirichlet(0.5), Pathological(3), Shards(2), Natural(), Similarity(0.1)]
+FORTY = Sites(tuple(range(1, 41)))
+SPLITS = [
+    *(IID(), Dirichlet(0.5), Pathological(3), Shards(2), Natural(), Similarity(0.1)),
+    *(Users(), Users("reddit", alpha=0.2), Users(0.0), FORTY, Sites(FORTY.like, alpha=0.05)),
+]
 
 
 @pytest.mark.parametrize("split", SPLITS, ids=repr)
@@ -596,7 +613,7 @@ def test_a_split_touches_no_global_generator_and_prints_nothing(
     split: data.Split, capfd: pytest.CaptureFixture[str]
 ) -> None:
     before = torch.get_rng_state(), np.random.get_state()[1].copy()  # type: ignore[index]  # noqa: NPY002
-    split(LABELS, OWNERS, 10, seed=5)
+    split(LABELS, OWNERS, 40, seed=5)
     assert torch.equal(before[0], torch.get_rng_state())
     assert np.array_equal(before[1], np.random.get_state()[1])  # type: ignore[index]  # noqa: NPY002
     assert capfd.readouterr() == ("", "")
@@ -692,6 +709,18 @@ def test_natural_takes_the_largest_owners_in_their_order() -> None:
         Natural()(torch.zeros(8), None, 2, seed=0)
 
 
+def test_natural_draws_owners_and_leaves_out_small_ones() -> None:
+    owners = torch.arange(100).repeat_interleave(torch.arange(1, 101))  # owner k has k + 1 examples
+    labels = torch.zeros(len(owners))
+    parts = [Natural(51, draw=True)(labels, owners, 20, seed=seed) for seed in range(40)]
+    sizes = torch.tensor([[len(part) for part in some] for some in parts])
+    assert (sizes.min(), sizes.max()) == (51, 100)  # of 50 owners, some of whom 40 draws of 20 leave out only by chance
+    assert abs(sizes.double().mean() - 75.5) < 4 * 14.43 / 800**0.5  # uniform on 51 to 100: none is preferred
+    assert all(len(set(owners[part].tolist())) == 1 for part in parts[0])
+    with pytest.raises(ValueError, match=r"Natural\(51\) has 50 owners and cannot make 51"):
+        Natural(51)(labels, owners, 51, seed=0)
+
+
 def test_similarity_mixes_its_share_and_sorts_the_rest() -> None:
     parts = Similarity(0.2)(LABELS, None, 10, seed=4)
     assert [len(part) for part in parts] == [200] * 10
@@ -746,6 +775,14 @@ def test_texts_cannot_be_dealt_by_label_but_can_be_dealt_at_random() -> None:
         (lambda: Pathological(0), "classes"),
         (lambda: Shards(0), "per_client"),
         (lambda: Similarity(1.5), "share"),
+        (lambda: Natural(0), "min_examples"),
+        (lambda: Users("femnists"), "did you mean femnist"),
+        (lambda: Users(-0.5), "is not negative"),
+        (lambda: Users(float("inf")), "inf"),
+        (lambda: Users(alpha=0.0), "alpha must be positive"),
+        (lambda: Sites("isic"), "known are heart_disease, isic2019"),
+        (lambda: Sites(()), "one example or more"),
+        (lambda: Sites((3, 0)), "one example or more"),
     ],
 )
 def test_a_setting_out_of_range_is_refused_at_once(make: object, says: str) -> None:

@@ -12,6 +12,7 @@ from .dataset import DataSet
 from .feature_shift import feature_shifted
 from .sets import load, names
 from .splits import IID, Dirichlet, Natural, Pathological, Shards, Similarity, Split, holdout
+from .suites import Sites, Users
 
 __all__ = [
     "IID",
@@ -25,7 +26,9 @@ __all__ = [
     "Rotate90",
     "Shards",
     "Similarity",
+    "Sites",
     "Split",
+    "Users",
     "feature_shifted",
     "holdout",
     "load",

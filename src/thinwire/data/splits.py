@@ -61,7 +61,7 @@ class IID(Split):
     """Shuffled and cut into equal parts (sizes differ by one at most)."""
 
     def deal(self, labels: Tensor, groups: Tensor | None, num_clients: int, seed: int) -> list[Tensor]:
-        return list(_shuffle(len(labels), seed).tensor_split(num_clients))
+        return list(shuffle(len(labels), seed).tensor_split(num_clients))
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Dirichlet(Split):
         require(self.alpha > 0, f"Dirichlet(alpha={self.alpha:g}): alpha must be positive")
 
     def deal(self, labels: Tensor, groups: Tensor | None, num_clients: int, seed: int) -> list[Tensor]:
-        labels = _one_each(self, labels)
+        labels = one_label_each(self, labels)
 
         def draw(least: int) -> list[Tensor]:
             partitioner = _flower().DirichletPartitioner(
@@ -114,7 +114,7 @@ class Pathological(Split):
     classes: Count = 3
 
     def deal(self, labels: Tensor, groups: Tensor | None, num_clients: int, seed: int) -> list[Tensor]:
-        known = len(torch.unique(_one_each(self, labels)))
+        known = len(torch.unique(one_label_each(self, labels)))
         require(self.classes <= known, f"{self!r} asks for more classes a client than the {known} there are")
         partitioner = _flower().PathologicalPartitioner(
             num_partitions=num_clients,
@@ -154,29 +154,35 @@ class Shards(Split):
             num_shards_per_partition=self.per_client,
             seed=seed,
         )
-        return _deal(partitioner, _one_each(self, labels), num_clients)
+        return _deal(partitioner, one_label_each(self, labels), num_clients)
 
 
 @dataclass(frozen=True)
 class Natural(Split):
-    """The owners the data came with. The seed changes nothing.
+    """The owners the data came with.
 
     With fewer clients than owners the largest owners are taken, the lower index first among
-    equals; client k is the k-th of the taken owners by index.
+    equals, and the seed changes nothing. With ``draw`` the seed draws them, each as likely as
+    another. Owners of fewer than ``min_examples`` are left out. Client k is the k-th of the
+    taken owners by index.
     """
+
+    min_examples: Count = 1
+    draw: bool = False
 
     def deal(self, labels: Tensor, groups: Tensor | None, num_clients: int, seed: int) -> list[Tensor]:
         if groups is None:
             raise ValueError("Natural() needs a data set with groups, as shakespeare has; take another split")
         require(len(groups) == len(labels), "labels and groups differ in length")
-        owners, counts = torch.unique(groups, return_counts=True)
+        _, counts = torch.unique(groups, return_counts=True)
         require(
-            num_clients <= len(owners),
-            f"Natural() has {len(owners)} owners and cannot make {num_clients} clients of them; take fewer clients",
+            num_clients <= (enough := int((counts >= self.min_examples).sum())),
+            f"{self!r} has {enough} owners and cannot make {num_clients} clients of them; take fewer clients",
         )
-        largest = counts.argsort(descending=True, stable=True)[:num_clients].sort().values
+        order = counts.argsort(descending=True, stable=True)[:enough]
+        taken = (order[shuffle(enough, seed)] if self.draw else order)[:num_clients].sort().values
         owned = groups.argsort(stable=True).tensor_split(counts.cumsum(0)[:-1].tolist())
-        return [owned[owner] for owner in largest.tolist()]
+        return [owned[owner] for owner in taken.tolist()]
 
 
 @dataclass(frozen=True)
@@ -193,8 +199,8 @@ class Similarity(Split):
         require(0 <= self.share <= 1, f"Similarity(share={self.share:g}): share must lie between 0 and 1")
 
     def deal(self, labels: Tensor, groups: Tensor | None, num_clients: int, seed: int) -> list[Tensor]:
-        labels = _one_each(self, labels)
-        order = _shuffle(len(labels), seed)
+        labels = one_label_each(self, labels)
+        order = shuffle(len(labels), seed)
         cut = round(self.share * len(labels))
         mixed, rest = order[:cut], order[cut:]
         rest = rest[labels[rest].argsort(stable=True)]
@@ -210,7 +216,7 @@ def holdout(indices: Tensor, share: float, seed: int) -> tuple[Tensor, Tensor]:
     """
     require(len(indices) > 0, "a client without examples cannot be cut into training and test")
     require(0 <= share < 1, "share must be at least 0 and below 1")
-    order = _shuffle(len(indices), seed)
+    order = shuffle(len(indices), seed)
     count = min(round(share * len(indices)), len(indices) - 1)
     return indices[order[count:]], indices[order[:count]]
 
@@ -236,7 +242,8 @@ def _deal(partitioner: Any, labels: Tensor, num_clients: int) -> list[Tensor]:
     return [order[torch.tensor(rows[k], dtype=torch.int64, device="cpu")] for k in range(num_clients)]
 
 
-def _one_each(split: Split, labels: Tensor) -> Tensor:
+def one_label_each(split: Split, labels: Tensor) -> Tensor:
+    """The labels, if there is one an example."""
     require(
         labels.ndim == 1,
         f"{split!r} deals by label and needs one an example, not {tuple(labels.shape)}; take IID() or Natural()",
@@ -244,7 +251,8 @@ def _one_each(split: Split, labels: Tensor) -> Tensor:
     return labels
 
 
-def _shuffle(count: int, seed: int) -> Tensor:
+def shuffle(count: int, seed: int) -> Tensor:
+    """The numbers below ``count``, in an order by ``seed``."""
     return torch.randperm(count, generator=torch.Generator().manual_seed(seed), device="cpu")
 
 

@@ -8,11 +8,13 @@ from .network import Network
 from .privacy import Privacy
 from .result import Result
 from .sampler import Draw, PowerOfChoice, Sampler
+from .sessions import Availability, Recorded, Sessions
 from .setting import Setting
 from .simulate import simulate
 from .simulation import Simulation
 
 __all__ = [
+    "Availability",
     "Buffered",
     "ClientReply",
     "ClientState",
@@ -22,9 +24,11 @@ __all__ = [
     "Network",
     "PowerOfChoice",
     "Privacy",
+    "Recorded",
     "Result",
     "Sampler",
     "ServerState",
+    "Sessions",
     "Setting",
     "Simulation",
     "client_round",

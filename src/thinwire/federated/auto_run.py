@@ -180,7 +180,7 @@ class Chosen(Simulation):
             fixed=(max(sums[0]) - size + SLACK, max(sums[1]) - size + SLACK),
             rates=None if rates is None else (min(up for up, _ in rates), min(down for _, down in rates)),
             replies=1 - setting.dropout,
-            lost=setting.dropout > 0 or (network is not None and network.deadline is not None),
+            lost=setting.dropout > 0 or (network is not None and network.loses),
         )
 
     @staticmethod

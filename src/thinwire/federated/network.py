@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import torch
 
@@ -12,6 +14,8 @@ from ..config import Config
 from ..errors import require
 from ..key import Key
 from ..ranges import Range, at_least
+from .devices import read_devices, replay
+from .sessions import Availability
 
 
 @dataclass(frozen=True)
@@ -21,8 +25,14 @@ class Network(Config):
     ``mbit`` up and ``down`` (the same where None) in Mbit/s, for all clients or, as a tuple,
     one a client; ``spread`` is the standard deviation of the logarithm of a factor on each
     client's rates, drawn once (0: none). ``latency`` in seconds each way; ``step`` in seconds
-    of computing a local step. With ``deadline``, in seconds, a reply that would come later is
-    not waited for: its bytes are spent, its work is lost.
+    of computing a local step, for all or one a client. With ``deadline``, in seconds, a reply
+    that would come later is not waited for: its bytes are spent, its work is lost.
+
+    ``sessions`` say when clients are there (:class:`~thinwire.Sessions`, :class:`~thinwire.Recorded`;
+    None: always). A round draws its cohort from those that are there when it begins, fewer than
+    ``sample`` if there are no more, and begins when the first comes if there are none. Of a client
+    that leaves before its reply is there the bytes are spent and the work is lost, and the server
+    waits for it until it leaves. A round's record has ``there``, how many clients were.
     """
 
     example = "Network(mbit=10)"
@@ -31,8 +41,9 @@ class Network(Config):
     down: float | tuple[float, ...] | None = None
     spread: Annotated[float, at_least(0)] = 0.0
     latency: float = 0.0
-    step: float = 0.0
+    step: float | tuple[float, ...] = 0.0
     deadline: Annotated[float, Range(lambda x: x > 0, "it must be positive")] | None = None
+    sessions: Availability | None = None
 
     def __post_init__(self) -> None:
         for name, rates in (("mbit", self.mbit), ("down", self.mbit if self.down is None else self.down)):
@@ -42,27 +53,75 @@ class Network(Config):
                 f"Network({name}={rates}): a rate in Mbit/s must be positive",
             )
         require(self.latency >= 0, f"Network(latency={self.latency}): seconds must not be negative")
-        require(self.step >= 0, f"Network(step={self.step}): seconds must not be negative")
+        steps = self.step if isinstance(self.step, tuple) else (self.step,)
+        require(
+            min(steps, default=-1) >= 0 and max(steps) < math.inf,
+            f"Network(step={self.step}): seconds must not be negative",
+        )
+
+    @classmethod
+    def read(cls, path: str | Path, clients: int, batch: int, **fields: Any) -> Network:
+        """A network of devices that were measured, as FedScale's are. ``fields`` are the others.
+
+        The file is a JSON list of devices: ``computation``, milliseconds of inference an example; ``communication``,
+        kbit/s (1,000 bits) both ways; and, where sessions are known, ``active`` and ``inactive``, when they begin and
+        end, and ``finish_time``, after which they begin anew, in seconds. As there a local step of ``batch`` examples
+        takes three times its inference, and of fewer devices than clients client k is device k modulo their number.
+        Source: FedScale 1.0, ``fedscale/cloud/internal/client_metadata.py``. Raises :class:`DataError`.
+        """
+        devices = read_devices(path)
+        require(clients >= 1 and batch >= 1, f"clients={clients}, batch={batch}: there is one or more")
+        chosen = [devices[client % len(devices)] for client in range(clients)]
+        return cls(
+            mbit=tuple(device.kbit / 1000 for device in chosen),
+            step=tuple(3 * batch * device.milliseconds / 1000 for device in chosen),
+            **({"sessions": replay(chosen)} | fields),
+        )
+
+    @property
+    def loses(self) -> bool:
+        """Whether replies may come too late to count."""
+        return self.deadline is not None or self.sessions is not None
 
     def check(self, clients: int) -> None:
-        """Raise ``ValueError`` where there is not one rate a client."""
-        for name, rates in (("mbit", self.mbit), ("down", self.down)):
-            fits = not isinstance(rates, tuple) or len(rates) == clients
-            require(fits, f"Network({name}={rates}): one rate for each of the {clients} clients, or one for all")
+        """Raise ``ValueError`` where there is not one number a client."""
+        for name, numbers in (("mbit", self.mbit), ("down", self.down), ("step", self.step)):
+            fits = not isinstance(numbers, tuple) or len(numbers) == clients
+            require(fits, f"Network({name}={numbers}): one for each of the {clients} clients, or one for all")
+        if self.sessions is not None:
+            self.sessions.check(clients)
 
     def rate(self, client: int, seed: int) -> float:
         """A client's uplink in Mbit/s."""
-        return self._factor(client, seed) * _rate(self.mbit, client)
+        return self._factor(client, seed) * _of(self.mbit, client)
 
     def rates(self, client: int, seed: int) -> tuple[float, float]:
         """A client's uplink and downlink in Mbit/s."""
         factor, down = self._factor(client, seed), self.mbit if self.down is None else self.down
-        return factor * _rate(self.mbit, client), factor * _rate(down, client)
+        return factor * _of(self.mbit, client), factor * _of(down, client)
 
     def seconds(self, client: int, up: int, down: int, steps: int, seed: int) -> float:
         """From the broadcast to the reply's arrival, for bytes ``up`` and ``down``."""
         sending, receiving = self.rates(client, seed)
-        return 2 * self.latency + steps * self.step + transfer(up, sending) + transfer(down, receiving)
+        return 2 * self.latency + steps * _of(self.step, client) + transfer(up, sending) + transfer(down, receiving)
+
+    def judge(self, client: int, seconds: float, clock: float, seed: int) -> tuple[bool, float]:
+        """Whether a reply of a client called at ``clock`` counts that takes so long, and how long it is waited for."""
+        late = self.deadline is not None and seconds > self.deadline
+        waited = self.deadline if self.deadline is not None and late else seconds
+        if self.sessions is not None:
+            left = self.sessions.until(client, clock, seed) - clock
+            late, waited = late or seconds > left, min(waited, left)
+        return not late, waited
+
+    def there(self, clients: Iterable[int], clock: float, seed: int) -> tuple[set[int], float]:
+        """Who is there at ``clock``, or when the first of them comes; and that time. Raises ``ValueError`` if none."""
+        if self.sessions is None:
+            return set(clients), clock
+        comes = {client: self.sessions.comes(client, clock, seed) for client in clients}
+        first = max(clock, min(comes.values(), default=clock))
+        require(first < math.inf, f"{self!r}: none of the clients is ever there again")
+        return {client for client, time in comes.items() if time <= first}, first
 
     def _factor(self, client: int, seed: int) -> float:
         if not self.spread:
@@ -73,8 +132,8 @@ class Network(Config):
         return math.exp(self.spread * float(draw))
 
 
-def _rate(rates: float | tuple[float, ...], client: int) -> float:
-    return rates[client] if isinstance(rates, tuple) else rates
+def _of(numbers: float | tuple[float, ...], client: int) -> float:
+    return numbers[client] if isinstance(numbers, tuple) else numbers
 
 
 def transfer(size: int, mbit: float) -> float:

@@ -17,6 +17,7 @@ from .network import Network
 from .privacy import Privacy
 from .ruled import rule_of
 from .sampler import Sampler
+from .sessions import Availability
 
 Chance = Annotated[float, Range(lambda x: 0 <= x < 1, "is a probability below 1")]
 Seed = Annotated[int, Range(lambda x: 0 <= x < 1 << 63, "must not be negative, and fit 63 bits")]
@@ -75,7 +76,7 @@ class Setting(ClientsSetting):
     - ``sample``: how many clients take part in a round. None: all.
     - ``seed``: of everything that is drawn: the model, who is sampled, batches, what links draw.
     - ``dropout``: the probability, below 1, that a sampled client does not reply.
-    - ``network``: a simulated clock in seconds, which may drop late replies. None: no clock.
+    - ``network``: a simulated clock in seconds, which may drop late replies and say who is there. None: no clock.
     - ``privacy``: replies are clipped and their mean gets noise, here drawn from ``seed``. None: neither.
     - ``clip``: the Euclidean norm that a field of a client's reply has at most; a longer one counts as if it were that
       long. "auto" is twice the median norm of the newest rounds' replies, which fewer than half of the clients
@@ -174,10 +175,25 @@ class Setting(ClientsSetting):
             self.buffer is None or not late,
             f"buffer={self.buffer!r}: its server waits for nobody, so leave out the deadline of {self.network!r}",
         )
+        if self.sessions is not None and self.buffer is not None:
+            raise CombinationError(
+                f"buffer={self.buffer!r}: clients train on when others step, and {self.sessions!r} would have them "
+                f"leave in between; leave one of them out"
+            )
+        if self.sessions is not None and self.privacy is not None:
+            raise CombinationError(
+                f"network={self.network!r}: {self.privacy!r} counts on a cohort that is drawn uniformly of all "
+                f"clients; leave one of them out"
+            )
         require(
             self.expel is None or rule_of(self.aggregate) is not None,
             f"expel={self.expel}: it goes by how far replies are from what aggregate= makes of them; give that too",
         )
+
+    @property
+    def sessions(self) -> Availability | None:
+        """When clients are there; None: always."""
+        return None if self.network is None else self.network.sessions
 
     def records(self, what: str) -> bool:
         """Whether ``record`` asks for "looks", "bytes", "layers", "gradients" or "models"."""

@@ -101,9 +101,10 @@ class Simulation(Rounds):
         if setting.network is not None:
             setting.network.check(len(tasks))
         setting.cohort(len(tasks))  # raises where there are fewer
-        for name in ("sample", "expel", "buffer", "sampler"):
-            given = getattr(setting, name)
-            require(cohort is None or given is None, f"{name}={given}: the cohort is given")
+        chosen = {name: getattr(setting, name) for name in ("sample", "expel", "buffer", "sampler")}
+        chosen["network"] = setting.network if setting.sessions else None
+        for name, value in chosen.items():
+            require(cohort is None or value is None, f"{name}={value}: the cohort is given")
         self.cohort = None if cohort is None else [self._check_cohort(clients) for clients in cohort]
         empty = [i for i, task in enumerate(self.tasks) if len(task) == 0]
         require(
@@ -166,7 +167,9 @@ class Simulation(Rounds):
             require(self.round < len(self.cohort), f"cohort names the clients of {len(self.cohort)} rounds, no more")
             given = self.cohort[self.round]
         key = self.publish()
-        cohort = self._free(key) if given is None else given
+        there, begins = self._there()
+        require(there is None or given is None, f"cohort={given}: {self.setting.network!r} says who is there")
+        cohort = self._free(key, there) if given is None else given
         silent = self._silent(cohort, key)
         secret = None if self.secured is None else Here(Gathering.of(self, self.secured, cohort), self.setting.network)
         self.shares = {} if secret is None else secret.shares
@@ -177,6 +180,7 @@ class Simulation(Rounds):
         if given is None and self.sampler is not None and self.sampler.asks:
             active, asking = ask_clients(self, {client: delivered[client] for client in active})
         ends = {client: self.states.get(client) for client in active}
+        called = begins + asking + (secret.seconds if secret else 0.0)
         jobs = [self.job(*delivered[client], ends[client]) for client in active]
         self.plan = self.pool.plan = self.plan or self.pool.choose(jobs, self.stream.view, self.measured)
 
@@ -191,10 +195,11 @@ class Simulation(Rounds):
             arrivals = iter([arrival._replace(seconds=arrival.time - self.clock) for arrival in landed])
         for arrival in arrivals:
             client = arrival.answer.client
-            if not self._arrive(arrival):
+            used, waited = self._arrive(arrival, called)
+            slowest = max(slowest, waited)
+            if not used:
                 lost += 1
                 continue
-            slowest = max(slowest, arrival.seconds)
             looks += [{"client": client, **look} for look in arrival.looks]
             if changes is not None:
                 changes.add(arrival.noted, self.algorithm.weigh(arrival.answer.examples))
@@ -221,8 +226,11 @@ class Simulation(Rounds):
         if network is not None and lost and network.deadline is not None:
             slowest = network.deadline  # the round waited for those that did not come
         self.pool.settle()
-        record = self.finish(asking + slowest + (secret.seconds if secret else 0.0), len(active), lost, evaluate)
+        seconds = begins - self.clock + asking + slowest + (secret.seconds if secret else 0.0)
+        record = self.finish(seconds, len(active), lost, evaluate)
         record |= rest
+        if there is not None:
+            record["there"] = len(there)
         if self.manner.looks:
             record["looks"] = looks
         if changes is not None and before is not None:
@@ -255,12 +263,20 @@ class Simulation(Rounds):
         """The examples of every client."""
         return [len(task) for task in self.tasks]
 
-    def _free(self, key: Key) -> list[int]:
+    def _there(self) -> tuple[set[int] | None, float]:
+        """The clients that are there when the next round begins, or None for all; and when it begins."""
+        network = self.setting.network
+        if network is None or network.sessions is None:
+            return None, self.clock
+        every = set(range(self.num_clients)) - set(self.suspects.expelled)
+        return network.there(every, self.clock, self.seed)
+
+    def _free(self, key: Key, there: set[int] | None) -> list[int]:
         """The round's cohort; with a buffer as many as end their training, of those that are not at it."""
-        there = self.flights.arrivals
-        if not there:
-            return self.draw_cohort(key)
-        return self.draw_cohort(key, set(range(self.num_clients)) - set(there), self.sample - len(there))
+        busy = self.flights.arrivals
+        if not busy:
+            return self.draw_cohort(key, there)
+        return self.draw_cohort(key, set(range(self.num_clients)) - set(busy), self.sample - len(busy))
 
     def _arrivals(
         self, calls: Mapping[int, Call], jobs: Sequence[Job], ends: Mapping[int, Ends], secret: Here | None
@@ -303,9 +319,9 @@ class Simulation(Rounds):
 
     @property
     def answer_rate(self) -> float:
-        """With a deadline it is not known how many come late, so the share is put at a half of those that answer."""
+        """Where replies may be late it is not known how many are: the share is put at a half of those that answer."""
         network = self.setting.network
-        return (1 - self.setting.dropout) * (0.5 if network is not None and network.deadline is not None else 1.0)
+        return (1 - self.setting.dropout) * (0.5 if network is not None and network.loses else 1.0)
 
     def mark_of(self, client: int, base: int) -> int:
         """A number as long as a mark: nothing is lost here that a mark would show."""
@@ -342,12 +358,13 @@ class Simulation(Rounds):
                 f"its reply: a method whose clients leave layers out says which in {name}.outlines"
             ) from error
 
-    def _arrive(self, arrival: Arrival) -> bool:
-        """Enter an answer's bytes; whether it came in time."""
-        answer, network = arrival.answer, self.setting.network
-        used = network is None or network.deadline is None or arrival.seconds <= network.deadline
+    def _arrive(self, arrival: Arrival, called: float) -> tuple[bool, float]:
+        """Enter an answer's bytes; whether it came in time, and the seconds for which it was waited for."""
+        answer, network, used, waited = arrival.answer, self.setting.network, True, arrival.seconds
+        if network is not None:
+            used, waited = network.judge(answer.client, arrival.seconds, called, self.seed)
         self.enter_answer(answer.client, answer.blob, self.scales.framing(answer), arrival.floats, used)
-        return used
+        return used, waited
 
     def state(self) -> dict[str, State]:
         """With a buffer also what is on its way."""

@@ -16,6 +16,7 @@ from ..federated.buffered import Buffered
 from ..federated.network import Network
 from ..federated.privacy import Privacy
 from ..federated.sampler import Sampler
+from ..federated.sessions import Availability
 from ..federated.setting import Setting
 from ..links import Link
 from ..links.subspace import Basis
@@ -52,6 +53,7 @@ KINDS: dict[type, str] = {
     Split: "split",
     Augment: "augmentation",
     Network: "network",
+    Availability: "sessions",
     Privacy: "privacy",
     Buffered: "buffer",
     Sampler: "sampler",

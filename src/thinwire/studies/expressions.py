@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
+from inspect import signature
 from typing import Any, get_args, get_type_hints
 
 from ..config import Config
@@ -75,18 +76,28 @@ def option(name: str, text: str, kind: type, names: dict[str, type], example: st
 
 
 def _of_kind(part: type) -> dict[str, type]:
-    """The classes of thinwire's that are of a kind, by name."""
-    return {name: cls for name, cls in vocabulary().items() if issubclass(cls, part)}
+    """The classes of thinwire's that are of a kind, and those of the kinds that their fields have, by name."""
+    classes = {name: cls for name, cls in vocabulary().items() if issubclass(cls, part)}
+    for cls in list(classes.values()):
+        for held in _kinds_of_fields(cls) - {part}:
+            classes |= _of_kind(held)
+    return classes
+
+
+def _kinds_of_fields(cls: type) -> set[type]:
+    """The kinds of configurations that a class's fields have."""
+    kinds = {name: kind for name, kind in get_type_hints(cls).items() if name in signature(cls).parameters}
+    return {part for kind in kinds.values() for part in configurations_of(kind)}
+
+
+def configurations_of(kind: Any) -> list[type[Config]]:
+    """The configurations among the alternatives of a type: of ``Network | None`` it is ``Network``."""
+    return [part for part in get_args(kind) or (kind,) if isinstance(part, type) and issubclass(part, Config)]
 
 
 def setting_of(values: Mapping[str, Any]) -> Setting:
     """The setting of fields as they are typed: those that are configurations are expressions, parsed here."""
-    parts = {
-        name: part
-        for name, kinds in get_type_hints(Setting).items()
-        for part in get_args(kinds)  # X | None
-        if isinstance(part, type) and issubclass(part, Config)
-    }
+    parts = {name: part for name, kinds in get_type_hints(Setting).items() for part in configurations_of(kinds)}
     made = {
         name: option(f"--{name}", values[name], part, _of_kind(part), part.example)
         for name, part in parts.items()
