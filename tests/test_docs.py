@@ -1425,7 +1425,7 @@ def test_what_the_page_of_rounds_that_do_not_wait_says_in_words_is_in_its_lines(
 
 def test_what_the_page_of_hostile_clients_says_in_words_is_in_its_lines():
     page, methods = said("docs/measured/robust.md"), ("dense", "top-k", "LBGM")
-    lines = [line for line in written("experiments/robust/results/attacks.jsonl") if line["method"] in methods]
+    lines = [line for method in methods for line in written(f"experiments/robust/results/{method}.jsonl")]
     own = {tuple(line[name] for name in ("split", "method", "rule", "attack")): line for line in lines}
     assert len(own) == len(lines) == 10 * 2 * (6 + 7 + 7)
 

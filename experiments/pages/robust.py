@@ -3,44 +3,37 @@
 from __future__ import annotations
 
 import statistics
+from collections import defaultdict
+from collections.abc import Iterable
 
 from . import Line, Missing, markdown, read, table
 
 COMMAND = "python experiments/robust/attacks.py"
-METHODS = {"iid": ("dense", "top-k", "LBGM", "Auto"), "Dirichlet(0.3)": ("dense", "top-k", "LBGM")}
+METHODS = ("dense", "top-k", "LBGM", "Auto")
 ATTACKS = ("none", "SignFlip", "GaussianNoise", "ALIE", "IPM", "LabelFlip", "own")
 RULES = ("Mean()", 'clip="auto"', "Median()", "TrimmedMean(0.2)", "Krum(2)", "MultiKrum(2)", "Bulyan(1)")
 RULES += ("GeometricMedian()", "NormClip()", "CenteredClip(steps=3)")
 
 
-def lines_of(**fields: str) -> list[Line]:
-    """The lines with these fields, one a seed."""
-    return [line for line in read("experiments/robust/results/attacks.jsonl", COMMAND).lines if _has(line, fields)]
-
-
-def _has(line: Line, fields: dict[str, str]) -> bool:
-    return all(line[name] == value for name, value in fields.items())
-
-
-def accuracy(split: str, method: str, rule: str, attack: str) -> float | None:
-    """The mean over seeds; 0.1, which is chance, where it diverged. None where there is none."""
-    if attack == "own" and method not in ("top-k", "LBGM"):
-        return None
-    lines = lines_of(split=split, method=method, rule=rule, attack=attack)
-    if not lines:
+def accuracy(lines: Iterable[Line]) -> str:
+    """The mean over seeds and their standard deviation; a training that diverged has 0.1, which is chance."""
+    each = [line.get("accuracy", 0.1) for line in lines]
+    if not each:
         raise Missing(COMMAND)
-    return statistics.fmean(line.get("accuracy", 0.1) for line in lines)
+    spread = f" ± {statistics.stdev(each):.3f}" if len(each) > 1 else ""
+    return f"{statistics.fmean(each):.3f}{spread}"
 
 
 def under_attack(split: str) -> list[str]:
+    cells = defaultdict[tuple[str, str, str], list[Line]](list)
     rows = []
-    for method in METHODS[split]:
+    for method in METHODS:
+        for line in read(f"experiments/robust/results/{method}.jsonl", COMMAND).all(split=split):
+            cells[method, line["rule"], line["attack"]].append(line)
+        own = method in ("top-k", "LBGM")  # they have an attack of their own
         for rule in RULES:
-            cells = [accuracy(split, method, rule, attack) for attack in ATTACKS]
-            sent = statistics.fmean(
-                line["bytes_up"] for line in lines_of(split=split, method=method, rule=rule, attack="none")
-            )
-            shown = ["" if cell is None else f"{cell:.3f}" for cell in cells]
+            shown = ["" if attack == "own" and not own else accuracy(cells[method, rule, attack]) for attack in ATTACKS]
+            sent = statistics.fmean(line["bytes_up"] for line in cells[method, rule, "none"])
             rows.append([method, f"`{rule}`", *shown, f"{sent / 1e6:.2f}"])
     return markdown(["method", "rule", *ATTACKS[:-1], "its own", "MB up"], rows, (0, 1))
 

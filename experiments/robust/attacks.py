@@ -6,7 +6,9 @@ feedback, LBGM and Auto. The last attack is one on what a link remembers: on the
 error feedback. Rules are told of two hostile clients; Bulyan can bear one among ten.
 
     python experiments/robust/attacks.py [--only dense --only top-k --only LBGM --only Auto] [--split iid]
-        [--attack none] [--rule "Median()"] [--rounds 25] [--seeds 1] [--into experiments/robust/results/attacks.jsonl]
+        [--attack none] [--rule "Median()"] [--rounds 25] [--seeds 1] [--into experiments/robust/results]
+
+Each method has a file of its own in the folder ``--into``.
 """
 
 from __future__ import annotations
@@ -73,7 +75,7 @@ def judged(result: tw.Result, attack: tw.Attack | None, seed: int) -> dict[str, 
 
 
 def main() -> None:
-    parser = record.options(__doc__, METHODS, SPLITS, Path(__file__).parent / "results" / "attacks.jsonl")
+    parser = record.options(__doc__, METHODS, SPLITS, Path(__file__).parent / "results")
     parser.add_argument("--attack", action="append", choices=[*ATTACKS, "own"])
     parser.add_argument("--rule", action="append", choices=list(RULES))
     parser.add_argument("--rounds", type=int, default=25)
@@ -90,7 +92,7 @@ def main() -> None:
                 row["expressions"] = [repr(hostile), rule]
                 options: dict[str, Any] = {**setting, "seed": seed, "attack": hostile, "evaluate_every": 25}
                 record.run(
-                    *(method, problem, given.rounds, given.into, row),
+                    *(method, problem, given.rounds, given.into / f"{name}.jsonl", row),
                     lambda result, hostile=hostile, seed=seed: judged(result, hostile, seed),
                     **options,
                 )
