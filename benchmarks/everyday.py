@@ -112,6 +112,7 @@ def measure(task: str, framework: str, python: str) -> dict[str, Any]:
     """One task with one framework, done."""
     program = HERE / f"{task}_{framework}.py"
     line: dict[str, Any] = {"benchmark": "everyday", "task": task, "framework": framework}
+    line |= {"processor": record.processor(), "cores": os.cpu_count(), **record.code()}
     app = program.with_suffix("")
     if not program.exists() and not app.exists():
         return line | {"lines": None}
@@ -134,7 +135,6 @@ def measure(task: str, framework: str, python: str) -> dict[str, Any]:
             made = [int(number) for number in re.findall(r"^\s*round (\d+)", again, re.MULTILINE | re.IGNORECASE)]
             exact = results(again)[-1].split()[-1] == results(said)[-1].split()[-1]
             line |= {"resumed": bool(made) and min(made) >= HALF, "exact": exact, "seconds_again": round(seconds, 1)}
-    line |= {"processor": record.processor(), "cores": os.cpu_count(), **record.code()}
     version = f"import importlib.metadata as m; print(m.version({FRAMEWORKS[framework]!r}))"
     line["framework_version"] = subprocess.run([python, "-c", version], capture_output=True, text=True).stdout.strip()
     return line
