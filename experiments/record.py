@@ -81,7 +81,7 @@ def command() -> str:
         _, sign, value = word.rpartition("=")
         if not Path(value).is_absolute():
             words.append(word)
-        elif before.startswith("-") and not sign:
+        elif before.startswith("-") and not (sign and word.startswith("-")):
             words.pop()
     return shlex.join(["python", str(Path(sys.argv[0]).resolve().relative_to(ROOT)), *words])
 

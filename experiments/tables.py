@@ -39,6 +39,7 @@ PAGES = [
     *(f"docs/claims/{name}.md" for name in ("index", "lbgm", "fedluar", "thesis", "intrinsic", "flss", "every-method")),
     "docs/measured/results.md",
     "docs/measured/speed.md",
+    "docs/measured/everyday.md",
     "docs/measured/ddp.md",
     "docs/measured/federation.md",
     "docs/measured/links.md",

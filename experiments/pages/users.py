@@ -204,3 +204,37 @@ def clip() -> list[str]:
                 cells.append(f"{statistics.fmean(line['accuracy'] for line in lines):.3f}")
         rows.append([f"`{row}`" if row == "auto" else row, *cells])
     return markdown(["bound", "iid", "iid, attacked", "Dirichlet(0.3)", "Dirichlet(0.3), attacked"], rows)
+
+
+@table
+def everyday() -> list[str]:
+    results = read(
+        "benchmarks/results/everyday.jsonl", "python benchmarks/everyday.py --into benchmarks/results/everyday.jsonl"
+    )
+    names = {"thinwire": "thinwire", "flower": "Flower", "nvflare": "NVFlare", "pfl": "pfl"}
+    tasks = {
+        "compare": "compare FedAvg and FedProx",
+        "bytes": "count bytes, up and down",
+        "resume": "go on after a kill in mid-run",
+        "deploy": "train on three nodes",
+        "method": "add a method of one's own",
+    }
+    rows = []
+    for task, words in tasks.items():
+        cells = []
+        for name in names:
+            line = results.of(task=task, framework=name)
+            if line["lines"] is None:
+                cells.append("no")
+                continue
+            cell = f"{line['lines']} lines, {line['seconds']:.0f} s"
+            if "bytes" in line:
+                cell += ": {:,} up, {:,} down".format(*line["bytes"])
+            if "resumed" in line:
+                exact = "exactly" if line["exact"] else "to another model"
+                cell += f": goes on, {exact}" if line["resumed"] else ": starts over"
+            cells.append(cell)
+        rows.append([words, *cells])
+    return markdown(["task", *names.values()], rows, tuple(range(5)))
+
+
