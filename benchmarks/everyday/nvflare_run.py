@@ -14,5 +14,5 @@ def run(name, arguments="", environment=None):
     }
     recipe = FedAvgRecipe(name=name, model=Net(), train_args=arguments, **about)
     done = recipe.execute(environment or SimEnv(num_clients=CLIENTS, workspace_root=str(Path("nvflare").resolve())))
-    (file,) = Path(done.get_result()).rglob("FL_global_model.pt")
+    (file,) = Path(done.get_result(clean_up=False)).rglob("FL_global_model.pt")
     show(name, torch.load(file, weights_only=False)["model"])
