@@ -1482,6 +1482,28 @@ def test_what_the_page_of_hostile_clients_says_in_words_is_in_its_lines():
     assert {line["named_honest"] for line in ruled.values()} == {0}
 
 
+def test_what_the_page_of_everyday_tasks_says_in_words_is_in_its_lines():
+    page = said("docs/measured/everyday.md")
+    of = {(line["task"], line["framework"]): line for line in written("benchmarks/results/everyday.jsonl")}
+    assert len(of) == 5 * 4
+    others = [of["compare", name]["lines"] for name in ("flower", "nvflare", "pfl")]
+    assert (of["compare", "thinwire"]["lines"], min(others), max(others)) == (5, 38, 45)
+    assert "Five lines in place of 38 to 45" in page
+    assert {key for key, line in of.items() if line["lines"] is None} == {
+        ("bytes", "nvflare"),
+        ("bytes", "pfl"),
+        ("deploy", "pfl"),
+    }
+    kept = {name: (of["resume", name]["resumed"], of["resume", name]["exact"]) for _, name in of}
+    expected = {"flower": (True, False), "nvflare": (False, False), "pfl": (True, True), "thinwire": (True, True)}
+    assert kept == expected
+    seconds = {name: of["deploy", name]["seconds"] for name in ("thinwire", "flower", "nvflare")}
+    assert 3 * seconds["thinwire"] < seconds["flower"]
+    assert "less than a third of the time of Flower's own strategy" in page
+    assert seconds["nvflare"] < seconds["thinwire"]
+    assert "its twenty rounds end first" in page
+
+
 def test_what_the_page_of_a_real_federation_says_of_cuts_is_in_its_line():
     page = said("docs/measured/federation.md")
     lines = {line["run"]: line for line in written("benchmarks/results/soak.jsonl")}

@@ -1,4 +1,4 @@
-"""Tables of docs/measured/results.md, speed.md, links.md, federation.md, and of a step's time in ddp.md."""
+"""Tables of docs/measured/results, speed, everyday, links, federation, and of a step's time in ddp.md."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ def everyday() -> list[str]:
         for name in names:
             line = results.of(task=task, framework=name)
             if line["lines"] is None:
-                cells.append("no")
+                cells.append("—")
                 continue
             cell = f"{line['lines']} lines, {line['seconds']:.0f} s"
             if "bytes" in line:
@@ -236,5 +236,3 @@ def everyday() -> list[str]:
             cells.append(cell)
         rows.append([words, *cells])
     return markdown(["task", *names.values()], rows, tuple(range(5)))
-
-
