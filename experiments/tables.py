@@ -31,6 +31,7 @@ from pages import (  # noqa: F401  pages fill TABLES
     personal,
     pipelined,
     robust,
+    sampling,
     suites,
     users,
 )
@@ -49,6 +50,7 @@ PAGES = [
     "docs/measured/pipeline.md",
     "docs/measured/robust.md",
     "docs/measured/buffered.md",
+    "docs/measured/sampling.md",
     "docs/reference/suites.md",
     "docs/methods/auto.md",
     *(f"docs/methods/{name}.md" for name in ("def", "domo", "flss", "intrinsic", "lbgm", "local-steps", "luar")),
