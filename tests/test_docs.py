@@ -1426,23 +1426,25 @@ def test_what_the_page_of_rounds_that_do_not_wait_says_in_words_is_in_its_lines(
 def test_what_the_page_of_hostile_clients_says_in_words_is_in_its_lines():
     page, methods = said("docs/measured/robust.md"), ("dense", "top-k", "LBGM")
     lines = [line for method in methods for line in written(f"experiments/robust/results/{method}.jsonl")]
-    own = {tuple(line[name] for name in ("split", "method", "rule", "attack")): line for line in lines}
-    assert len(own) == len(lines) == 10 * 2 * (6 + 7 + 7)
+    seeds = defaultdict(list)
+    for line in lines:
+        seeds[tuple(line[name] for name in ("split", "method", "rule", "attack"))].append(line.get("accuracy", 0.1))
+    assert len(seeds) == 10 * 2 * (6 + 7 + 7)
+    assert {len(each) for each in seeds.values()} == {3}
+    own = {key: statistics.fmean(each) for key, each in seeds.items()}
 
     def at(method, rule, attack="none", split="iid"):
-        return f"{own[split, method, rule, attack]['accuracy']:.3f}"
+        return f"{own[split, method, rule, attack]:.3f}"
 
     def lowest(rule, split="iid"):
-        kinds = {(s, r) for s, _, r, _ in own}
-        assert (split, rule) in kinds
-        return f"{min(x['accuracy'] for (s, _, r, a), x in own.items() if (s, r) == (split, rule) and a != 'none'):.3f}"
+        return f"{min(x for (s, _, r, a), x in own.items() if (s, r) == (split, rule) and a != 'none'):.3f}"
 
     skewed = "Dirichlet(0.3)"
     assert {at(method, "Mean()", "SignFlip", split) for method in methods for split in ("iid", skewed)} == {"0.100"}
     assert at("LBGM", "Mean()", "own") == "0.100"
     assert f"takes top-k to {at('top-k', 'Mean()', 'own')}" in page
     clip = 'clip="auto"'
-    assert all(own[s, m, clip, "none"]["accuracy"] >= own[s, m, "Mean()", "none"]["accuracy"] for s, m, *_ in own)
+    assert all(own[s, m, clip, "none"] >= own[s, m, "Mean()", "none"] for s, m, *_ in own)
     assert f"lowest accuracy is {lowest(clip)} on parts that are alike, and {lowest(clip, skewed)} on" in page
     centred, middle = "CenteredClip(steps=3)", "GeometricMedian()"
     assert (
@@ -1454,11 +1456,7 @@ def test_what_the_page_of_hostile_clients_says_in_words_is_in_its_lines():
         in page
     )
     good = ("MultiKrum(2)", centred, middle, "NormClip()")
-    costs = [
-        own["iid", m, "Mean()", "none"]["accuracy"] - own["iid", m, r, "none"]["accuracy"]
-        for m in methods
-        for r in good
-    ]
+    costs = [own["iid", m, "Mean()", "none"] - own["iid", m, r, "none"] for m in methods for r in good]
     assert f"{100 * max(costs):.1f}" == "1.4"
     assert f"`Krum(2)` has {at('dense', 'Krum(2)', split=skewed)} with dense updates" in page
     median, mean = (at("dense", rule, split=skewed) for rule in ("Median()", "Mean()"))
@@ -1473,13 +1471,13 @@ def test_what_the_page_of_hostile_clients_says_in_words_is_in_its_lines():
     assert lowest(middle, skewed) == max(lowest(rule, skewed) for _, _, rule, _ in own)
     medians = at("top-k", "Median()"), at("top-k", "Median()", split=skewed)
     assert "`Median()` has {} without an attack on parts that are alike, and {} on".format(*medians) in page
-    small = [x["accuracy"] for (_, _, r, a), x in own.items() if r == "Mean()" and a in ("ALIE", "IPM", "LabelFlip")]
+    small = [x for (_, _, r, a), x in own.items() if r == "Mean()" and a in ("ALIE", "IPM", "LabelFlip")]
     assert f"take the mean to {min(small):.3f} at worst" in page
-    ruled = {key: line for key, line in own.items() if key[2] not in ("Mean()", clip)}
-    large = [line for key, line in ruled.items() if key[3] in ("SignFlip", "GaussianNoise")]
+    ruled = [line for line in lines if line["rule"] not in ("Mean()", clip) and "diverged" not in line]
+    large = [line for line in ruled if line["attack"] in ("SignFlip", "GaussianNoise")]
     assert {line["far_hostile"] for line in large} == {1.0}
-    assert max(line["far_honest"] for line in ruled.values()) <= 0.005
-    assert {line["named_honest"] for line in ruled.values()} == {0}
+    assert max(line["far_honest"] for line in ruled) <= 0.005
+    assert {line["named_honest"] for line in ruled} == {0}
 
 
 def test_what_the_page_of_everyday_tasks_says_in_words_is_in_its_lines():
