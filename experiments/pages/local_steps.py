@@ -14,7 +14,7 @@ from thinwire.params import Layout, Params
 from . import Line, markdown, read, table
 
 COMMAND = "python experiments/local_steps/shakespeare.py"
-COLUMNS = {(2, 600): "2 ranks, 600 steps", (4, 600): "4 ranks, 600 steps"}
+COLUMNS = {(2, 600): "2 ranks, 600 steps", (4, 600): "4 ranks, 600 steps", (2, 1500): "2 ranks, 1,500 steps"}
 
 
 def trained() -> dict[tuple[str, int, int], dict[int, Line]]:
