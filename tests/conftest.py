@@ -55,11 +55,29 @@ def _asked(item: pytest.Item) -> list[str]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    _put_references_later(items)
     if config.getoption("--first"):
         first = {item.nodeid.partition("[")[0]: item for item in reversed(items)}
         left_out = set(SECONDS.read_text().split())
         items[:] = [item for item in reversed(first.values()) if left_out.isdisjoint(_asked(item))]
     items.sort(key=lambda item: FIRST.index(item.path.name) if item.path.name in FIRST else len(FIRST))
+
+
+def _put_references_later(items: list[pytest.Item]) -> None:
+    """Where there are kernels in C, laws of the references in torch are tried a tier after those of the kernels."""
+    references = [item for item in items if _parameters(item).get("kernels") == "reference"]
+    if not references:
+        return
+    from thinwire.kernels import native  # which the modules of these have imported
+
+    if native.library() is None:
+        return
+    for item in references:
+        item.add_marker(pytest.mark.soak if item.get_closest_marker("slow") else pytest.mark.slow)
+
+
+def _parameters(item: pytest.Item) -> dict[str, object]:
+    return getattr(getattr(item, "callspec", None), "params", {})
 
 
 @pytest.fixture(scope="session", autouse=True)
