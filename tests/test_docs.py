@@ -283,6 +283,24 @@ def test_the_figures_of_the_readme_and_of_the_page_of_all_that_was_measured_are_
     assert f"after 12,000 by {dense.split()[0]} % to {ours.split()[0]} %." in overview
 
 
+def test_what_the_page_of_local_steps_says_in_words_is_in_its_table():
+    assert "`LocalSGD(20)`, which sends 227 times as much" in said("docs/methods/local-steps.md")
+    table = {row[1].strip().strip("`"): row[2:] for row in lines_of_table("local-steps") if "+" in row[5] + row[7]}
+    given = {name: int(row[0].replace(",", "")) for name, row in table.items()}
+    assert round(given["LocalSGD(20)"] / given["DetachedLoCo(20)"]) == 227
+
+    def over(name, column):
+        return float(table[name][column].split()[0])
+
+    sparse = [name for name in table if name.startswith("SparseLoCo(20)")]
+    assert len(sparse) == 4
+    few, ranks, many = 3, 4, 5
+    for column in (few, ranks, many):
+        assert over("DetachedLoCo(20)", column) < over("LocalSGD(20)", column)
+        assert over("DetachedLoCo(20)", column) < min(over(name, column) for name in sparse)
+    assert all(over(name, many) < over(name, few) for name in ("LocalSGD(20)", "DetachedLoCo(20)", *sparse))
+
+
 def test_what_the_decision_on_auto_says_of_views_is_in_the_results():
     lines = list(map(json.loads, (ROOT / "experiments/onepercent/results/views.jsonl").read_text().splitlines()))
     assert len(lines) == 4
