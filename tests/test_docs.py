@@ -1498,6 +1498,23 @@ def test_what_the_page_of_hostile_clients_says_in_words_is_in_its_lines():
     assert "accuracy is {} in the median where clients are alike, and {} where they differ".format(*middles) in page
 
 
+def test_what_the_page_of_who_takes_part_says_in_words_is_in_its_lines():
+    page, ends, bytes_down, rounds = said("docs/measured/sampling.md"), defaultdict(list), {}, defaultdict(list)
+    for line in written("experiments/sampling/results/power_of_choice.jsonl"):
+        row = line["split"], line["candidates"]
+        ends[row].append(line["accuracy_mean_of_last_5"])
+        rounds[row].append(line["rounds_to_70"])
+        bytes_down[row] = line["bytes_down"]
+    assert {len(each) for each in ends.values()} == {3}
+    for split in ("Dirichlet(0.3)", "Dirichlet(2.0)"):
+        by_size = statistics.fmean(ends[split, 3])
+        assert max(statistics.fmean(ends[split, d]) for d in (6, 9, 15)) - by_size < 0.006
+        assert 0 < statistics.fmean(rounds[split, 3]) - statistics.fmean(rounds[split, 15]) < 6
+        assert round(bytes_down[split, 15] / bytes_down[split, 3]) == 5
+    assert "no row is more than 0.6 points ahead" in page
+    assert "for five times the bytes down" in page
+
+
 def test_what_the_page_of_everyday_tasks_says_in_words_is_in_its_lines():
     page = said("docs/measured/everyday.md")
     of = {(line["task"], line["framework"]): line for line in written("benchmarks/results/everyday.jsonl")}
