@@ -1,6 +1,6 @@
 """Clients with the largest loss first: power-of-choice beside sampling by size, at equal rounds.
 
-Cho, Wang, Joshi, AISTATS 2022, arXiv:2010.01243, section 5: Fashion-MNIST dealt to 100 clients by a Dirichlet
+Cho, Wang, Joshi, AISTATS 2022, arXiv:2010.01243; after its setting: Fashion-MNIST dealt to 100 clients by a Dirichlet
 distribution, 3 of them in a round, a perceptron with two hidden layers of 64 and 30 units. Of d candidates, drawn by
 size, the 3 with the largest loss train; d = 3 is sampling by size alone, which is what the paper compares with. A
 client takes 30 steps of 64 examples. The rate is 0.005, and half of it from round 150 on.

@@ -49,8 +49,22 @@ def test_when_a_client_is_there_equals_a_walk_through_its_time(law: Recorded, ha
 
     now, walk = half / 2, [half / 2 + step / 2 for step in range(60)]
     gone = next((time for time in walk if not there(time)), math.inf)
-    assert law.until(0, now, seed=0) == gone
-    assert law.comes(0, now, seed=0) == next(time for time in walk if there(time))
+    assert law.departure(0, now, seed=0) == gone
+    assert law.next_arrival(0, now, seed=0) == next(time for time in walk if there(time))
+
+
+@pytest.mark.parametrize(
+    "law", [Sessions(600, 1800), Sessions(0.7, 90.3, swing=0.5), Recorded((((0.0, 0.1), (0.3, 33.3)),), 33.3)]
+)
+def test_whoever_comes_is_there_and_whoever_leaves_is_gone(law: Any) -> None:
+    time, client = 0.1, 0
+    for _ in range(2000):  # thousands of periods of the last, where sums of seconds are rounded
+        time = law.next_arrival(client, time, seed=1)
+        assert law.next_arrival(client, time, seed=1) == time
+        left = law.departure(client, time, seed=1)
+        assert left > time
+        assert law.departure(client, left, seed=1) == left
+        time = left + 1e5 if time > 1e6 else left
 
 
 @pytest.mark.parametrize("expression", METHODS)
@@ -126,13 +140,30 @@ def test_a_sampler_is_given_those_that_are_there() -> None:
 @pytest.mark.parametrize(("swing", "most", "least"), [(0.0, 0.27, 0.23), (0.9, 0.36, 0.05)])
 def test_the_share_that_is_there_is_that_of_the_law(swing: float, most: float, least: float) -> None:
     law, clients = Sessions(600, 1800, swing=swing), range(1500)
-    shares = [sum(law.until(k, time, 3) > time for k in clients) / len(clients) for time in (86_400.0, 129_600.0)]
+    shares = [sum(law.departure(k, time, 3) > time for k in clients) / len(clients) for time in (86_400.0, 129_600.0)]
     assert shares[0] > least + 0.3 * swing
     assert max(shares) < most + 0.1 * swing
     assert (shares[1] > least) if not swing else (shares[1] < least)  # at night
     stays = [end - begin for k in clients for begin, end in law.pattern(k, 3).sessions[1:-1]]
     assert sum(stays) / len(stays) == pytest.approx(600, rel=0.02)
     assert law.pattern(5, 3).sessions != law.pattern(5, 4).sessions
+
+
+def test_a_secret_sum_which_needs_its_cohort_is_refused() -> None:
+    with pytest.raises(CombinationError, match="leave sessions out, or SecureSum"):
+        simulate("FedAvg(up=SecureSum(clip=0.5), weights='uniform')", rounds=2, network=COMING)
+
+
+def test_a_cohort_that_is_given_to_a_step_is_refused_and_nothing_is_lost() -> None:
+    with tw.Simulation(tw.FedAvg(tw.LocalSGD(0.1)), mlp, blobs(), sample=2, network=COMING) as run:
+        with pytest.raises(ValueError, match="says who is there"):
+            run.step(cohort=[0, 1])
+        run.step()
+        untouched = tw.Simulation(tw.FedAvg(tw.LocalSGD(0.1)), mlp, blobs(), sample=2, network=COMING)
+        with untouched:
+            untouched.step()
+        assert_same_model(run.result(), untouched.result())
+        assert cohorts(run.result()) == cohorts(untouched.result())
 
 
 REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
@@ -198,7 +229,7 @@ def test_measured_devices_become_a_network(tmp_path: Path) -> None:
         ),
     )
     assert network.sessions is not None
-    assert network.sessions.until(1, 7.25, seed=0) == math.inf  # of whom nothing is known
+    assert network.sessions.departure(1, 7.25, seed=0) == math.inf  # of whom nothing is known
     (tmp_path / "fast.json").write_text(json.dumps(DEVICES[1:]))
     assert Network.read(tmp_path / "fast.json", 2, 1) == Network(mbit=(40.0, 40.0), step=(0.015, 0.015))
 

@@ -1,10 +1,12 @@
 """Clients as large as those of published suites: the users of LEAF, the sites of FLamby. Sizes alone, and no data.
 
 - LEAF: Caldas, Duddu, Wu, Li, Konečný, McMahan, Smith, Talwalkar, "LEAF: A Benchmark for Federated Settings", 2018,
-  arXiv:1812.01097, table of statistics: users, examples, mean and standard deviation of a user's examples.
+  arXiv:1812.01097: users, examples, mean and standard deviation of a user's examples.
 - FLamby: Ogier du Terrail et al., "FLamby: Datasets and Benchmarks for Cross-Silo Federated Learning in Realistic
-  Healthcare Settings", NeurIPS 2022, arXiv:2210.04620, Table 1: examples a site. Fed-Camelyon16 and Fed-LIDC-IDRI are
+  Healthcare Settings", NeurIPS 2022, arXiv:2210.04620: examples a site. Fed-Camelyon16 and Fed-LIDC-IDRI are
   not here.
+
+The numbers are those that the suites publish. They were not counted in the data sets.
 """
 
 from __future__ import annotations
@@ -69,7 +71,7 @@ class Users(Split):
 
     def __post_init__(self) -> None:
         if isinstance(self.like, str):
-            _known(self, USERS)
+            _check_like(self, USERS)
         else:
             require(0 <= self.like < math.inf, f"Users(like={self.like:g}): a deviation over a mean is not negative")
 
@@ -88,7 +90,7 @@ class Sites(Split):
 
     ``alpha``: None deals at random, so that all have the same mixture of classes. Else a client's mixture is drawn from
     a Dirichlet distribution of alpha times the classes' shares, and classes that have run out are left out (Hsu, Qi,
-    Brown, 2019, arXiv:1909.06335, section 3). Sites of FLamby differ in their instruments too, which no split makes:
+    Brown, 2019, arXiv:1909.06335). Sites of FLamby differ in their instruments too, which no split makes:
     see the sets ``retina`` and ``fashion_sites``.
     """
 
@@ -97,7 +99,7 @@ class Sites(Split):
 
     def __post_init__(self) -> None:
         if isinstance(self.like, str):
-            _known(self, SITES)
+            _check_like(self, SITES)
         else:
             require(min(self.like, default=0) >= 1, f"Sites(like={self.like}): a site has one example or more")
 
@@ -107,7 +109,7 @@ class Sites(Split):
         return _deal(self, labels, torch.tensor(sites, dtype=torch.float64, device="cpu"), self.alpha, seed)
 
 
-def _known(split: Users | Sites, table: dict[str, Crowd] | dict[str, tuple[int, ...]]) -> None:
+def _check_like(split: Users | Sites, table: dict[str, Crowd] | dict[str, tuple[int, ...]]) -> None:
     like, name = str(split.like), type(split).__name__
     require(like in table, f"{name}(like={like!r}): unknown{nearest(like, table)}; known are {', '.join(table)}")
 

@@ -61,7 +61,7 @@ class Network(Config):
 
     @classmethod
     def read(cls, path: str | Path, clients: int, batch: int, **fields: Any) -> Network:
-        """A network of devices that were measured, as FedScale's are. ``fields`` are the others.
+        """A network of devices that were measured, as FedScale's are. ``fields`` come beside or in place of theirs.
 
         The file is a JSON list of devices: ``computation``, milliseconds of inference an example; ``communication``,
         kbit/s (1,000 bits) both ways; and, where sessions are known, ``active`` and ``inactive``, when they begin and
@@ -72,11 +72,12 @@ class Network(Config):
         devices = read_devices(path)
         require(clients >= 1 and batch >= 1, f"clients={clients}, batch={batch}: there is one or more")
         chosen = [devices[client % len(devices)] for client in range(clients)]
-        return cls(
-            mbit=tuple(device.kbit / 1000 for device in chosen),
-            step=tuple(3 * batch * device.milliseconds / 1000 for device in chosen),
-            **({"sessions": replay(chosen)} | fields),
-        )
+        measured: dict[str, Any] = {
+            "mbit": tuple(device.kbit / 1000 for device in chosen),
+            "step": tuple(3 * batch * device.milliseconds / 1000 for device in chosen),
+            "sessions": replay(chosen),
+        }
+        return cls(**(measured | fields))
 
     @property
     def loses(self) -> bool:
@@ -110,15 +111,15 @@ class Network(Config):
         late = self.deadline is not None and seconds > self.deadline
         waited = self.deadline if self.deadline is not None and late else seconds
         if self.sessions is not None:
-            left = self.sessions.until(client, clock, seed) - clock
+            left = self.sessions.departure(client, clock, seed) - clock
             late, waited = late or seconds > left, min(waited, left)
         return not late, waited
 
-    def there(self, clients: Iterable[int], clock: float, seed: int) -> tuple[set[int], float]:
+    def present_clients(self, clients: Iterable[int], clock: float, seed: int) -> tuple[set[int], float]:
         """Who is there at ``clock``, or when the first of them comes; and that time. Raises ``ValueError`` if none."""
         if self.sessions is None:
             return set(clients), clock
-        comes = {client: self.sessions.comes(client, clock, seed) for client in clients}
+        comes = {client: self.sessions.next_arrival(client, clock, seed) for client in clients}
         first = max(clock, min(comes.values(), default=clock))
         require(first < math.inf, f"{self!r}: none of the clients is ever there again")
         return {client for client, time in comes.items() if time <= first}, first

@@ -2,7 +2,7 @@
 
 A phone trains while it charges, is idle and has a free link. FedScale (Lai, Dai, Singapuram, Liu, Zhu, Madhyastha,
 Chowdhury, "FedScale: Benchmarking Model and System Performance of Federated Learning at Scale", ICML 2022,
-arXiv:2105.11367, section 3.2) replays such times from a trace, over and over; so is it here.
+arXiv:2105.11367) replays such times from a trace, over and over; so is it here.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from ..ranges import BelowOne, Count, NonNegative, Positive
 
 Session = tuple[float, float]  # its begin and end in seconds of a period
 DAY = 86_400.0
+ROUNDING = 1e-6  # seconds: far more than a sum of a year's seconds is off by
 
 
 class Pattern(NamedTuple):
@@ -46,28 +47,37 @@ class Availability(Config, ABC):
     def check(self, clients: int) -> None:
         """Raise ``ValueError`` where there is no pattern for each of so many clients."""
 
-    def until(self, client: int, time: float, seed: int) -> float:
+    def departure(self, client: int, time: float, seed: int) -> float:
         """Until when a client stays that is there at ``time``: ``time`` itself of one that is not."""
         sessions, length = self.pattern(client, seed)
-        turn, now = divmod(time, length)
-        at = bisect_right(sessions, (now, math.inf)) - 1
-        if at < 0 or sessions[at][1] <= now:
+        turn, begun, there = self._place(client, time, seed)
+        if not there:
             return time
-        end = sessions[at][1]
+        end = sessions[begun - 1][1]
         if end < length or sessions[0][0] > 0:  # else the session goes on in the next period
             return turn * length + end
         return math.inf if len(sessions) == 1 else (turn + 1) * length + sessions[0][1]
 
-    def comes(self, client: int, time: float, seed: int) -> float:
+    def next_arrival(self, client: int, time: float, seed: int) -> float:
         """When a client is there next, from ``time`` on; infinite for one that never is."""
         sessions, length = self.pattern(client, seed)
-        turn, now = divmod(time, length)
-        at = bisect_right(sessions, (now, math.inf))
-        if at and sessions[at - 1][1] > now:
+        turn, begun, there = self._place(client, time, seed)
+        if there:
             return time
         if not sessions:
             return math.inf
-        return turn * length + (sessions[at][0] if at < len(sessions) else length + sessions[0][0])
+        return turn * length + (sessions[begun][0] if begun < len(sessions) else length + sessions[0][0])
+
+    def _place(self, client: int, time: float, seed: int) -> tuple[float, int, bool]:
+        """The number of the period, how many of its sessions have begun, and whether the last of these goes on.
+
+        A session begins and ends a microsecond early: a sum of seconds is rounded, and whoever is waited for until it
+        comes, or leaves, must then have come, or left.
+        """
+        sessions, length = self.pattern(client, seed)
+        turn, now = divmod(time + ROUNDING, length)
+        begun = bisect_right(sessions, (now, math.inf))
+        return turn, begun, begun > 0 and sessions[begun - 1][1] > now
 
 
 @dataclass(frozen=True)
@@ -144,4 +154,4 @@ def _draw(law: Sessions, client: int, seed: int) -> Pattern:
             time += draws.exponential(law.off / (1 + law.swing))
             hour = 1 + law.swing * math.cos(2 * math.pi * time / DAY)
             there = draws.random() * (1 + law.swing) < hour
-    return Pattern(sessions, length)
+    return Pattern(tuple(sessions), length)

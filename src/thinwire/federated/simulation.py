@@ -129,6 +129,11 @@ class Simulation(Rounds):
             give_back_freed_memory()  # of the probe, which a worker's thread would not find
         self.flights, buffer = Flights(), setting.buffer
         super().__init__(algorithm, slot, len(tasks), setting, tested)
+        if self.secured is not None and setting.sessions is not None:
+            raise CombinationError(
+                f"network={setting.network!r}: a secret sum needs so many clients a round, and there may be fewer: "
+                f"leave sessions out, or SecureSum"
+            )
         if buffer is not None:
             check_late(buffer, algorithm)
             check_replies(buffer, self.sample)
@@ -166,9 +171,9 @@ class Simulation(Rounds):
         if given is None and self.cohort is not None:
             require(self.round < len(self.cohort), f"cohort names the clients of {len(self.cohort)} rounds, no more")
             given = self.cohort[self.round]
-        key = self.publish()
         there, begins = self._there()
         require(there is None or given is None, f"cohort={given}: {self.setting.network!r} says who is there")
+        key = self.publish()
         cohort = self._free(key, there) if given is None else given
         silent = self._silent(cohort, key)
         secret = None if self.secured is None else Here(Gathering.of(self, self.secured, cohort), self.setting.network)
@@ -269,7 +274,7 @@ class Simulation(Rounds):
         if network is None or network.sessions is None:
             return None, self.clock
         every = set(range(self.num_clients)) - set(self.suspects.expelled)
-        return network.there(every, self.clock, self.seed)
+        return network.present_clients(every, self.clock, self.seed)
 
     def _free(self, key: Key, there: set[int] | None) -> list[int]:
         """The round's cohort; with a buffer as many as end their training, of those that are not at it."""
