@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from places import SOURCE
 
@@ -81,3 +83,33 @@ def test_no_import_runs_upwards():
             if other != room and (other not in FLOORS or FLOORS.index(other) > FLOORS.index(room)):
                 upwards.append(f"{path.relative_to(SOURCE)}:{line} imports {other}")
     assert upwards == []
+
+
+NOUNS = {"bound", "embed", "feed", "need", "proceed", "seed", "speed"}  # or verbs, that only look like participles
+IRREGULAR = {"begun", "built", "chosen", "drawn", "found", "given", "held", "kept", "known", "left", "lost", "made"}
+IRREGULAR |= {"seen", "sent", "shown", "taken", "told"}
+
+
+def nodes(kind: type[ast.AST]) -> Iterator[tuple[Path, Any]]:
+    """Every node of a kind in the package's source, with its file."""
+    for path in SOURCE.rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        yield from ((path.relative_to(SOURCE), node) for node in ast.walk(tree) if isinstance(node, kind))
+
+
+def test_a_function_is_a_verb_or_a_noun() -> None:
+    """At most 40 are bare past participles, each since the field says so."""
+    bare = [f"{path}: {node.name}" for path, node in nodes(ast.FunctionDef) if is_participle(node.name.strip("_"))]
+    assert len(bare) <= 40, "\n".join(sorted(bare))
+
+
+def is_participle(name: str) -> bool:
+    return (name.endswith("ed") and "_" not in name and name not in NOUNS) or name in IRREGULAR
+
+
+def test_no_value_is_called_after_how_it_came() -> None:
+    """``found`` says of nothing what it is."""
+    stored = [(path, node) for path, node in nodes(ast.Name) if isinstance(node.ctx, ast.Store)]
+    named = [f"{path}:{node.lineno}" for path, node in stored if node.id == "found"]
+    assert stored
+    assert not named, named

@@ -18,7 +18,8 @@ import processes
 import thinwire as tw
 from thinwire import Auto, FedAvg, LocalSGD, Params, PerClient, Setting, TransformCoding
 from thinwire.algorithms import auto
-from thinwire.algorithms.auto import CODECS, SPLITS, Choice, Coding, Measured, Verdict, _best, _off, runnable
+from thinwire.algorithms.auto import CODECS, SPLITS, Choice, Coding, Measured, Verdict, _best, _off
+from thinwire.algorithms.runnable import check_runnable
 from thinwire.data import Dirichlet
 from thinwire.errors import CombinationError, RunError
 from thinwire.federated.auto_run import Chosen
@@ -271,7 +272,7 @@ def test_where_no_examples_are_it_says_to_type_the_method_that_was_chosen(tmp_pa
 
 def test_it_is_no_method_that_a_server_or_a_client_can_run() -> None:
     with pytest.raises(ValueError, match="is chosen with the clients' examples, by simulate"):
-        runnable(Auto(0.1))
+        check_runnable(Auto(0.1))
 
 
 @pytest.mark.slow

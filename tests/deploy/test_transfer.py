@@ -199,7 +199,7 @@ def held(most: int = 3000) -> tuple[Transfer, str]:
     """A transfer whose offer is on its way."""
     found = Transfer(b"call", most, Chunks(None))
     ((about, _),) = found.due(0.0)
-    found.sent("m", about, 0)
+    found.note_sent("m", about, 0)
     return found, "m"
 
 
@@ -226,7 +226,7 @@ def test_a_part_that_is_not_what_it_is_called_is_refused() -> None:
     names = [digest_of(i.to_bytes(4, "big") + b"x" * 100) for i in range(2)]
     assert found.take(message, Frame("whole", names, b"", 200).write()) is None
     (about, _), _ = found.due(0.0)
-    found.sent("n", about, 0)
+    found.note_sent("n", about, 0)
     with pytest.raises(WireError, match="the chunk that its digest names"):
         found.take("n", Frame("chunk", [names[0]], b"y" * 100).write())
 
@@ -240,11 +240,11 @@ def test_bytes_that_begin_as_a_transfer_and_are_none_are_refused(data: bytes) ->
 def test_what_was_sent_before_a_node_was_away_is_lost_when_it_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
     found, _ = held()
     monkeypatch.setattr(transfer, "GRACE", 0.0)
-    found.seen(True)
+    found.note_presence(True)
     assert found.due(0.0) == []
-    found.seen(False)
-    found.seen(True)
-    found.seen(True)
+    found.note_presence(False)
+    found.note_presence(True)
+    found.note_presence(True)
     ((about, _),) = found.due(0.0)
     assert about == ("offer", "")
     assert found.take("m", b"an answer that comes all the same") == b"an answer that comes all the same"
@@ -252,9 +252,9 @@ def test_what_was_sent_before_a_node_was_away_is_lost_when_it_does_not_come(monk
 
 def test_to_a_node_that_is_away_nothing_is_sent() -> None:
     found = Transfer(b"c" * 300, 3000, Chunks(None))
-    found.seen(False)
+    found.note_presence(False)
     assert found.due(0.0) == []
-    found.seen(True)
+    found.note_presence(True)
     assert [about for about, _ in found.due(0.0)] == [("offer", "")]
 
 

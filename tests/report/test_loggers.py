@@ -144,11 +144,11 @@ def test_a_run_that_fails_after_its_checkpoint_keeps_its_rounds_and_without_tool
             log("01-a/seed-0", record)
     (out / "01-a/seed-0/rounds.jsonl").write_text("".join(json.dumps(record) + "\n" for record in RECORDS))
     with Log(["tensorboard"], out) as log:
-        log.failed("01-a/seed-0")  # in round 3
+        log.fail("01-a/seed-0")  # in round 3
     found = events.EventAccumulator(str(out / "tensorboard/01-a/seed-0")).Reload()
     assert [(event.step, event.value) for event in found.Scalars("accuracy")] == [(1, 0.25), (2, 0.5)]
     with Log([], out) as log:
-        log.failed("03-c/seed-0")  # which has no folder yet
+        log.fail("03-c/seed-0")  # which has no folder yet
 
 
 def left(out: Path, tool: str, runs: Sequence[str], error: type[BaseException]) -> None:
@@ -255,7 +255,7 @@ def test_a_run_that_is_complete_is_finished_whatever_ends_the_study_and_one_with
     assert ended(rounds=2) == {"01-a/seed-0": "FINISHED"}  # Ctrl-C before the first line of the next run
     assert ended(rounds=1) == {"01-a/seed-0": "KILLED"}  # of a run that was to become longer
     with Log(["mlflow"], out) as log:
-        log.failed("02-b/seed-0")
+        log.fail("02-b/seed-0")
     assert mlflow()["02-b/seed-0"][0][:2] == ([], "FAILED")
 
 

@@ -259,7 +259,7 @@ def test_a_plan_and_a_study_cut_for_their_links(monkeypatch):
     for mbit, cut in ((1e6, (7,)), (1.0, (10,))):
         assert planner.plan([], model="resnet20", shape=(1, 8, 8), parts=2, batch=4, mbit=mbit).cut == cut
         over = replace(study, mbit=mbit)
-        assert over.settled(over.problem(0)).cut == cut
+        assert over.as_measured(over.problem(0)).cut == cut
 
 
 def test_a_plan_shows_the_seconds_of_dni_as_the_least(monkeypatch, capsys):

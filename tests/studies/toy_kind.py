@@ -27,7 +27,7 @@ from thinwire.studies.axes import UP, Axis
 from thinwire.studies.cells import Column, Row, mean, percent_text
 from thinwire.studies.expressions import of_another_kind, vocabulary_with
 from thinwire.studies.read import Arm, Record, RecordedRun
-from thinwire.studies.study import Numbers, Study, StudyRun, asked
+from thinwire.studies.study import Numbers, Study, StudyRun, option_field
 from thinwire.train.slot import make_module
 
 LINE = ("epoch", "up_bytes", "down_bytes", "seconds", "kept")
@@ -53,8 +53,8 @@ class Toy(Study):
     out: ClassVar[str] = "runs/toys"
     lists: ClassVar[Mapping[str, Numbers]] = {"rates": Numbers("a rate an epoch", "0.1,0.2", float, "Rates.")}
 
-    epochs: int = asked(3, "Epochs to train.")
-    lr: float = asked(0.1, "Learning rate.")
+    epochs: int = option_field(3, "Epochs to train.")
+    lr: float = option_field(0.1, "Learning rate.")
     rates: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -262,16 +262,6 @@ class Auto(Config):
         return [
             f"{mean} visit may take {whole:,.6g} {unit}; headers and norm statistics take {fixed:,.6g} of it at most."
         ]
-
-
-def runnable(algorithm: Any) -> None:
-    """Raise ``ValueError`` for what is no method. :class:`Auto` is none: it chooses one, by the clients' examples."""
-    require(
-        not isinstance(algorithm, Auto),
-        f"{algorithm!r} is chosen with the clients' examples, by simulate() and `thinwire run`; here give the method "
-        f"written out: `thinwire plan` prints it, and the summary of a simulation has it as `chosen`",
-    )
-    require(isinstance(algorithm, Algorithm), f"{algorithm!r} is not an algorithm such as FedAvg()")
 
 
 # -- how far models are off -------------------------------------------------------

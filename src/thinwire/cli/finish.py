@@ -41,7 +41,7 @@ def finish(study: Any, out: Path, as_json: bool, told: Any, problems: dict[int, 
             heard: list[Callable[[str, dict[str, Any]], None]] = [_choice] if speaks else []
             heard += [_log] if speaks and not watched else []
             heard += [told] if told.tools else []
-            failures = study.run(out, _each(heard), watched, problems, told.failed)
+            failures = study.run(out, _each(heard), watched, problems, told.fail)
     except KeyboardInterrupt:
         typer.echo(f"interrupted; `thinwire resume {out}` continues from the last checkpoint", err=True)
         raise typer.Exit(INTERRUPTED) from None

@@ -81,7 +81,7 @@ def _train(
     study, problems = typed.study(cls, given.pop(cls.asks[0]), given), None
     if not resume:
         problem = study.problem(study.seeds[0])
-        study, problems = study.settled(problem), {study.seeds[0]: problem}
+        study, problems = study.as_measured(problem), {study.seeds[0]: problem}
         study.check(problem)
     told = listener(list(log or ()), out)
     if rank() == 0:

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from ..algorithms.auto import runnable
 from ..algorithms.base import Algorithm, Start
+from ..algorithms.runnable import check_runnable
 from ..config import complete
 from ..dice import put_back, seeded
 from ..errors import OutOfSync, RunError, WireError, check, require
@@ -195,7 +195,7 @@ class Node:
         evaluate_every: int = 1,
         privacy: Privacy | None = None,
     ) -> None:
-        runnable(algorithm)
+        check_runnable(algorithm)
         require(evaluate_every > 0, f"evaluate_every={evaluate_every}: it must be at least 1")
         if any(isinstance(given, type) or not isinstance(given, Task) for given in (task, test) if given is not None):
             kind = floats(model if isinstance(model, nn.Module) else make_module(model, 0))

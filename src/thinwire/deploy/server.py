@@ -18,8 +18,8 @@ from typing import Any, Literal, NamedTuple
 
 from torch import nn
 
-from ..algorithms.auto import runnable
 from ..algorithms.base import Algorithm
+from ..algorithms.runnable import check_runnable
 from ..errors import OutOfSync, RunError, ThinwireError, WireError, check, require
 from ..federated.buffered import check_late
 from ..federated.clip import Norms
@@ -83,7 +83,7 @@ class Deployment(Asking):
         states: Path | None = None,
         **fields: Any,
     ) -> None:
-        runnable(algorithm)
+        check_runnable(algorithm)
         require(clients > 0, f"clients={clients}: there must be at least one")
         setting = Setting.of(setting, fields)
         self.setting = setting

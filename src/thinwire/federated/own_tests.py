@@ -7,14 +7,15 @@ A client's own model is tested; beside it, where the method gives clients models
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from ..errors import check
+from ..errors import check, require
 from ..params import Params
 from ..run.loop import finite
+from ..task import Task, as_task
 from ..wire import MOST, dumps, loads
 
 Metrics = dict[str, float]
@@ -29,6 +30,20 @@ class Model(NamedTuple):
 
     x: Params
     statistics: Params | None  # of its norm layers
+
+
+def as_tests(
+    test: Any, client_tests: Sequence[Any] | None, clients: int, kind: torch.dtype
+) -> tuple[Task | None, list[Task]]:
+    """What all are tested on, and each client, as tasks. Raises ``ValueError`` for too few, and for empty ones."""
+    tested = None if test is None else as_task(test, "test", kind)
+    apart = [as_task(task, f"client_tests[{client}]", kind) for client, task in enumerate(client_tests or ())]
+    require(tested is None or len(tested) > 0, "the test set has no examples")
+    require(all(len(task) > 0 for task in apart), "client_tests has a task without examples")
+    require(
+        client_tests is None or len(apart) == clients, f"client_tests has {len(apart)} entries for {clients} clients"
+    )
+    return tested, apart
 
 
 def evaluate_models(

@@ -107,12 +107,20 @@ def choose_clients(sampler: Sampler, losses: Mapping[int, float], count: int) ->
     return check_drawn(sampler, sampler.choose(losses, count), list(losses), count)
 
 
+def check_cohort(cohort: Sequence[int], clients: int) -> list[int]:
+    """A cohort that a caller gives, in the order of clients. Raises ``ValueError`` for one that is none."""
+    ordered = sorted(int(client) for client in cohort)
+    fits = 0 < len(ordered) == len(set(ordered)) and ordered[0] >= 0 and ordered[-1] < clients
+    require(fits, f"cohort={list(cohort)}: it must name one or more of the {clients} clients, each once")
+    return ordered
+
+
 def check_drawn(sampler: Sampler, clients: Sequence[Any], of: Sequence[int], most: int) -> list[int]:
     """The clients that a sampler gave, in their order. Raises ``ValueError`` for others than it may give."""
-    found = sorted(int(client) for client in clients)
-    fits = 0 < len(found) == len(set(found)) <= most and set(found) <= set(of)
+    cohort = sorted(int(client) for client in clients)
+    fits = 0 < len(cohort) == len(set(cohort)) <= most and set(cohort) <= set(of)
     require(fits, f"{sampler!r} gave {list(clients)}: 1 to {most} clients of those it was given, each once")
-    return found
+    return cohort
 
 
 def check_sampler(

@@ -15,16 +15,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..algorithms.auto import runnable
 from ..algorithms.base import Algorithm
+from ..algorithms.runnable import check_runnable
 from ..errors import CombinationError, RunError, WireError, require
 from ..key import Key
-from ..links import PerClient
-from ..links.base import Link
 from ..run.folder import Folder
 from ..run.identity import data_digest, name_of
 from ..run.ranks import barrier, device_of_rank, rank, size
-from ..task import as_task, as_tasks
+from ..task import as_tasks
 from ..train.allocator import give_back_freed_memory
 from ..train.fitting import fitting
 from ..train.slot import Slot, floats, make_module
@@ -37,11 +35,12 @@ from .client import Job, Manner, Reply, Training, adapt_model
 from .envelope import NUMBER, Answer, Call, Scales
 from .hostile import Hostile, honest_first, tell
 from .layer_bytes import LayerBytes
-from .own_tests import Model
+from .own_tests import Model, as_tests
 from .pool import Pool, Work
 from .rank_pool import Ranks
 from .result import Record
 from .rounds import Rounds
+from .sampler import check_cohort
 from .secure.trips import Gathering, Here
 from .setting import Setting
 from .storage import Disk, Ends, Pending
@@ -82,17 +81,7 @@ class Simulation(Rounds):
         require(out is not None or setting.states == "memory", "states='disk' needs a folder for the run: out=...")
         vectors = setting.records("gradients") or setting.records("models")
         require(out is not None or not vectors, f"record={setting.record!r} needs a folder for the run: out=...")
-        if isinstance(algorithm, type) and issubclass(algorithm, Algorithm):
-            raise ValueError(f"{algorithm.__name__} is a class: make a method of it, such as {algorithm.__name__}()")
-        require(
-            not isinstance(algorithm, str), f"{algorithm!r} is text: give the method itself, without quotation marks"
-        )
-        require(
-            not isinstance(algorithm, Link),
-            f"{algorithm!r} is a link: give a method that holds it, such as "
-            f"FedAvg({'down' if isinstance(algorithm, PerClient) else 'up'}={algorithm!r})",
-        )
-        runnable(algorithm)
+        check_runnable(algorithm)
         require(isinstance(model, nn.Module) or callable(model), f"{model!r} is neither a module nor makes one")
         module = model if isinstance(model, nn.Module) else make_module(model, setting.seed)
         kind = floats(module)
@@ -105,19 +94,12 @@ class Simulation(Rounds):
         chosen["network"] = setting.network if setting.sessions else None
         for name, value in chosen.items():
             require(cohort is None or value is None, f"{name}={value}: the cohort is given")
-        self.cohort = None if cohort is None else [self._check_cohort(clients) for clients in cohort]
+        self.cohort = None if cohort is None else [check_cohort(clients, len(tasks)) for clients in cohort]
         empty = [i for i, task in enumerate(self.tasks) if len(task) == 0]
         require(
             not empty, f"client {empty[0] if empty else None} has no examples: choose another split or fewer clients"
         )
-        tested = None if test is None else as_task(test, "test", kind)
-        apart = [as_task(task, f"client_tests[{client}]", kind) for client, task in enumerate(client_tests or ())]
-        require(tested is None or len(tested) > 0, "the test set has no examples")
-        require(all(len(task) > 0 for task in apart), "client_tests has a task without examples")
-        require(
-            client_tests is None or len(apart) == len(tasks),
-            f"client_tests has {len(apart)} entries for {len(tasks)} clients",
-        )
+        tested, apart = as_tests(test, client_tests, len(tasks), kind)
 
         ours = not isinstance(model, nn.Module)  # else a caller may write to it
         slot = Slot(algorithm.assemble(module, len(tasks)), device_of_rank(setting.device), ours)
@@ -167,7 +149,7 @@ class Simulation(Rounds):
 
         ``cohort`` are the clients that take part, in place of those that would be drawn.
         """
-        given = None if cohort is None else self._check_cohort(cohort)
+        given = None if cohort is None else check_cohort(cohort, len(self.tasks))
         if given is None and self.cohort is not None:
             require(self.round < len(self.cohort), f"cohort names the clients of {len(self.cohort)} rounds, no more")
             given = self.cohort[self.round]
@@ -336,13 +318,6 @@ class Simulation(Rounds):
         """Who of a cohort will not answer."""
         draws = torch.rand(len(cohort), generator=key.generator("dropout"), dtype=torch.float32, device="cpu").tolist()
         return {client for client, draw in zip(cohort, draws, strict=True) if draw < self.setting.dropout}
-
-    def _check_cohort(self, cohort: Sequence[int]) -> list[int]:
-        """A cohort in the order of clients. Raises ``ValueError`` for one that is none."""
-        clients = sorted(int(client) for client in cohort)
-        fits = 0 < len(clients) == len(set(clients)) and clients[0] >= 0 and clients[-1] < len(self.tasks)
-        require(fits, f"cohort={list(cohort)}: it must name one or more of the {len(self.tasks)} clients, each once")
-        return clients
 
     def _deliver(self, client: int, made: Parcel | None) -> tuple[Call, Parcel]:
         """Call a client."""

@@ -75,14 +75,14 @@ def problem(
     require(not packed or length is not None, "packed=True cuts rows of `length` tokens: give length=, such as 128")
     _check_given(model)
 
-    def encoded(data: Any, who: str) -> tuple[Columns, list[list[int]], list[list[int]] | None]:
+    def encode_rows(data: Any, who: str) -> tuple[Columns, list[list[int]], list[list[int]] | None]:
         columns = as_columns(data, who, "labels" if causal else label)
         ids, labels = encode(columns, who, text, tokenizer, length, packed, causal)
         require(not (packed and labels), f"packed=True: {who} has labels of tokens; pack the rows beforehand")
         return columns, ids, labels
 
-    columns, ids, token_labels = encoded(data, "data")
-    there = None if test is None else encoded(test, "test")
+    columns, ids, token_labels = encode_rows(data, "data")
+    there = None if test is None else encode_rows(test, "test")
     fill = padding(tokenizer, ids + (there[1] if there else []), packed)
     owners = None if groups is None else _owners(groups, columns, len(ids))
 
@@ -101,11 +101,11 @@ def problem(
             assert length is not None
             size, end = length, ending(tokenizer)
 
-            def joined(part: Tensor) -> CausalLM:
+            def join_part(part: Tensor) -> CausalLM:
                 rows = Rows.of(pack([ids[i] for i in part.tolist()], size, end))
                 return CausalLM(rows, rows, torch.arange(len(rows), device="cpu"), fill)
 
-            return joined
+            return join_part
         rows = Rows.of(ids)
         targets = rows if labels is None else Rows.of(labels)
         return lambda part: CausalLM(rows, targets, part, fill)

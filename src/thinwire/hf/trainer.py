@@ -114,8 +114,8 @@ def _wrapper(model: nn.Module) -> DistributedDataParallel:
         bool(around),
         "Compress is for the ranks of one training, and this is one process: start it by torchrun --nproc-per-node 2",
     )
-    found: DistributedDataParallel = around[-1]
-    return found
+    wrapper: DistributedDataParallel = around[-1]
+    return wrapper
 
 
 def _folder(args: Any, state: Any) -> Path:

@@ -143,16 +143,16 @@ class ChunkTopK(Link):
         coded = parts(packet, len(matrices) + binned, "positions and values of each layer")
         seen, several = layout.zeros(), [parts(each, 2, "positions and values") for each in coded[: len(matrices)]]
         row = self._whole
-        found = [
+        positions_of = [
             unpack_positions(where, math.prod(chunks.shape), row)
             for (where, _), (_, _, chunks) in zip(several, matrices, strict=True)
         ]
         numbers: tuple[Tensor, ...] = ()
         if isinstance(self.values, Bins):
-            counts = [each.numel() for each in found]
+            counts = [each.numel() for each in positions_of]
             numbers = torch.split(self.values.unpack(coded[-1], sum(counts)), counts)
         for i, (name, members, chunks) in enumerate(matrices):
-            positions, (_, values) = found[i], several[i]
+            positions, (_, values) = positions_of[i], several[i]
             self._check(positions, chunks)
             if isinstance(self.values, Bins):
                 decoded = self.values.values(values, numbers[i])
@@ -178,7 +178,7 @@ class ChunkTopK(Link):
 
     def _largest(self, areas: list[Tensor]) -> Int64[Tensor, " m"]:
         """The positions, ascending, in the order of chunks."""
-        found, start = list[Tensor](), 0
+        places, start = list[Tensor](), 0
         for area in areas:
             magnitude, k = area.abs(), self._quota(area.shape[1])
             least = magnitude.topk(k, sorted=False).values.amin(1, keepdim=True)
@@ -188,9 +188,9 @@ class ChunkTopK(Link):
             if bool((equal.sum(1, keepdim=True) > left).any()):
                 equal &= equal.cumsum(1) <= left
             taken = (above | equal) & (magnitude > 0)
-            found.append(taken.view(-1).nonzero().view(-1) + start)
+            places.append(taken.view(-1).nonzero().view(-1) + start)
             start += area.numel()
-        return torch.cat(found)
+        return torch.cat(places)
 
     def _check(self, positions: Int64[Tensor, " m"], chunks: Chunks) -> None:
         """Raise ``WireError`` for more entries of a chunk than are sent."""

@@ -68,12 +68,12 @@ class DCT(Wrapper):
 
     def _each(self, x: Params, forward: bool) -> Params:
         """Every layer's coefficients, or the layers that have them, in 32 bits."""
-        found = _single(x.layout).zeros()
+        coefficients = _single(x.layout).zeros()
         for name, layer in x.items():
             if layer.numel():
                 matrix = layer.to(torch.float32).reshape(-1, width(layer.shape) or layer.numel())
-                found[name].copy_(self._along(self._along(matrix, forward).T, forward).T.reshape(layer.shape))
-        return found
+                coefficients[name].copy_(self._along(self._along(matrix, forward).T, forward).T.reshape(layer.shape))
+        return coefficients
 
     def _along(self, x: Float32[Tensor, "n m"], forward: bool) -> Float32[Tensor, "n m"]:
         """The transform along the first dimension, chunk by chunk, or back."""
@@ -83,8 +83,8 @@ class DCT(Wrapper):
             if part.numel():
                 columns = part.view(len(part) // size, size, m).transpose(0, 1)  # [size, chunks, m]
                 left = basis(size).T if forward else basis(size)
-                found = outer_sum(left, columns.reshape(size, -1)).view(columns.shape)
-                into.view(-1, size, m).copy_(found.transpose(0, 1))
+                product = outer_sum(left, columns.reshape(size, -1)).view(columns.shape)
+                into.view(-1, size, m).copy_(product.transpose(0, 1))
         return out
 
 

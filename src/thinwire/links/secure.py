@@ -137,14 +137,14 @@ class SecureSum(Wrapper):
         data = octets(packet)
         count = data.numel() * 8 // self.width if count is None else count
         check(data.numel() == -(-count * self.width // 8), f"{count} numbers of {self.width} bits")
-        places, found = 1 << np.arange(self.width - 1, -1, -1), np.zeros(count, np.int64)
+        places, numbers = 1 << np.arange(self.width - 1, -1, -1), np.zeros(count, np.int64)
         step = PIECE * 8  # numbers of whole bytes
         for at in range(0, count, step):
             part = data[at * self.width // 8 : -(-(at + step) * self.width // 8)].numpy()
             size = min(step, count - at)
             bits = np.unpackbits(part, count=size * self.width).reshape(size, self.width)
-            found[at : at + size] = bits.astype(np.int64) @ places
-        return torch.from_numpy(found)
+            numbers[at : at + size] = bits.astype(np.int64) @ places
+        return torch.from_numpy(numbers)
 
     def signed(self, numbers: Int64[Tensor, " n"]) -> Tensor:
         """Numbers modulo 2**width as those from -2**(width - 1) on, in 64-bit floats."""
@@ -159,9 +159,9 @@ def holds_secret(link: Link) -> bool:
 
 def _numbers(packet: Packet) -> Tensor:
     """All numbers of a linear link's packet, in order."""
-    found = list[Tensor]()
-    _walk(packet, lambda x: found.append(x.reshape(-1)) or x)  # type: ignore[func-returns-value]
-    return torch.cat(found) if found else torch.zeros(0, device="cpu")
+    parts = list[Tensor]()
+    _walk(packet, lambda x: parts.append(x.reshape(-1)) or x)  # type: ignore[func-returns-value]
+    return torch.cat(parts) if parts else torch.zeros(0, device="cpu")
 
 
 def _refill(packet: Packet, numbers: Tensor) -> Packet:

@@ -114,7 +114,7 @@ def recycled_noise(lines: Sequence[Mapping[str, Any]], layout: Layout, rows: Seq
     A recycled layer steps by its change of the last round in which it was sent; n_t is that less its change now.
     """
     own = [line for line in lines if "change" in line]
-    sent, found = dict[str, int](), list[Recycling]()
+    sent, recyclings = dict[str, int](), list[Recycling]()
     for t, (line, row) in enumerate(zip(own, rows, strict=True)):
         noise, oldest, now = 0.0, 0, row.double()
         for name, (start, size, _) in layout.spans.items():
@@ -126,8 +126,8 @@ def recycled_noise(lines: Sequence[Mapping[str, Any]], layout: Layout, rows: Seq
                 oldest = max(oldest, line["round"] - own[sent[name]]["round"])
         if oldest and "rates" in line["change"]:
             eta = line["change"]["rates"] / line["change"]["steps"]
-            found.append(Recycling(line["round"], noise / eta**2, math.sqrt(noise / (square(now) or 1.0)), oldest))
-    return found
+            recyclings.append(Recycling(line["round"], noise / eta**2, math.sqrt(noise / (square(now) or 1.0)), oldest))
+    return recyclings
 
 
 def luar(

@@ -104,9 +104,9 @@ class Federated:
     @property
     def steps(self) -> Steps:
         """Rounds, local steps, rate. Raises :class:`RunError` of a run that recorded no changes of its clients."""
-        if (found := steps_of(self.run.rounds)) is None:
+        if (steps := steps_of(self.run.rounds)) is None:
             raise lacks(self.run, "recorded changes of clients", "federated", "train it with --record all")
-        return found
+        return steps
 
     def trajectories(self, x: Params, round: int) -> list[list[Tensor]]:
         """Clients' models after each step of a round's training from ``x``."""

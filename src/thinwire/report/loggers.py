@@ -164,7 +164,7 @@ TOOLS: dict[str, type[Tool]] = {"tensorboard": TensorBoard, "wandb": Wandb, "mlf
 class Log:
     """A listener of a study's runs, as a context: ``with Log(["tensorboard"], out) as log: study.run(out, log)``.
 
-    ``study.run(out, log, on_failure=log.failed)`` has runs that diverge marked as failed too.
+    ``study.run(out, log, on_failure=log.fail)`` has runs that diverge marked as failed too.
 
     ``log(name, record)`` hands on the numbers of a line of ``rounds.jsonl`` of the run in ``out / name``. Lists, such
     as what ``--record`` adds, stay in the file. No file is written before the first line. Raises ``ValueError`` for a
@@ -192,7 +192,7 @@ class Log:
             if at > had:
                 tool.line(at, values)
 
-    def failed(self, name: str) -> None:
+    def fail(self, name: str) -> None:
         """The run in ``out / name`` ended with an error, maybe before its first line, and others may follow."""
         folder = self.out / name
         if not self.tools or not (folder / "run.json").exists():

@@ -37,7 +37,7 @@ class Median(Aggregator):
         return weights
 
     def join(self, block: Block, shares: Shares) -> Float[Tensor, " b"]:
-        return trimmed(block, (len(block) - 1) // 2)
+        return trimmed_mean(block, (len(block) - 1) // 2)
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,9 @@ class TrimmedMean(Aggregator):
         return weights
 
     def join(self, block: Block, shares: Shares) -> Float[Tensor, " b"]:
-        return trimmed(block, math.floor(self.share * len(block) + 1e-9))  # 0.3 of ten is three
+        return trimmed_mean(block, math.floor(self.share * len(block) + 1e-9))  # 0.3 of ten is three
 
 
-def trimmed(block: Block, cut: int) -> Float[Tensor, " b"]:
+def trimmed_mean(block: Block, cut: int) -> Float[Tensor, " b"]:
     """The mean of each column without its ``cut`` smallest and its ``cut`` largest values."""
     return block.double().sort(0).values[cut : len(block) - cut].mean(0)

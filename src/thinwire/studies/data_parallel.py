@@ -29,7 +29,7 @@ from .cells import Column, Row, average, last_value, mean, megabytes_text, perce
 from .expressions import of_another_kind, own
 from .read import Arm, Record, RecordedRun
 from .steps import StepStudy
-from .study import StudyRun, asked
+from .study import StudyRun, option_field
 
 
 def method(text: str, use: Sequence[str] = ()) -> Method:
@@ -70,9 +70,9 @@ class DataParallel(StepStudy):
     out: ClassVar[str] = "runs/ddp"
     resumes: ClassVar[bool] = True
 
-    workers: Count = asked(16, "Logical workers.")
-    nesterov: bool = asked(False, "Nesterov's momentum.")
-    adamw: bool = asked(False, "AdamW in place of SGD.")
+    workers: Count = option_field(16, "Logical workers.")
+    nesterov: bool = option_field(False, "Nesterov's momentum.")
+    adamw: bool = option_field(False, "AdamW in place of SGD.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -55,7 +55,7 @@ from .client_columns import (
 )
 from .expressions import of_another_kind, option, parse_typed, setting_of, vocabulary_with
 from .read import Arm, Record, RecordedRun, choices
-from .study import Study, StudyRun, asked
+from .study import Study, StudyRun, option_field
 
 Below1 = Annotated[float, Range(lambda x: 0 <= x < 1, "is a share below 1")]
 BESIDE = ("served", "predicted")  # what is tested beside the model that all share
@@ -92,14 +92,18 @@ class Federated(Study):
     settings: ClassVar[tuple[type, ...]] = (Setting,)
     may_change: ClassVar[tuple[str, ...]] = (*Study.may_change, "rounds")
 
-    task: str | None = asked(None, "my_module:make_task instead of --data and --model.")
-    clients: Count | None = asked(None, f"How many clients there are (default: {CLIENTS}, or one a site).")
-    split: str | None = asked(None, "IID(), Dirichlet(0.1), Shards(2), Natural()...")
-    rounds: Count = asked(50, "Rounds to train.")
-    holdout: Below1 = asked(0.0, "Share of each client's examples kept for its own test.")
-    unseen: int | None = asked(None, "A site that does not train: the test is then its own (retina, fashion_sites).")
+    task: str | None = option_field(None, "my_module:make_task instead of --data and --model.")
+    clients: Count | None = option_field(None, f"How many clients there are (default: {CLIENTS}, or one a site).")
+    split: str | None = option_field(None, "IID(), Dirichlet(0.1), Shards(2), Natural()...")
+    rounds: Count = option_field(50, "Rounds to train.")
+    holdout: Below1 = option_field(0.0, "Share of each client's examples kept for its own test.")
+    unseen: int | None = option_field(
+        None, "A site that does not train: the test is then its own (retina, fashion_sites)."
+    )
     setting: Setting = Setting()
-    hf: str | None = asked(None, "minilm, smollm2 or my_module:make_model: a Hugging Face model for a --data of texts.")
+    hf: str | None = option_field(
+        None, "minilm, smollm2 or my_module:make_model: a Hugging Face model for a --data of texts."
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -53,7 +53,7 @@ from .expressions import of_another_kind, own
 from .pipelined_run import LAST, PipelinedRun
 from .read import Arm, Record, RecordedRun, description
 from .steps import StepStudy
-from .study import Numbers, Study, StudyRun, asked
+from .study import Numbers, Study, StudyRun, option_field
 
 EACH = ("seconds for each part", "0.02,0.03,0.02", float)  # of forward and backward
 MEASURED = ("cut", "forward", "backward")  # when a study begins, unless they are given
@@ -143,15 +143,17 @@ class Pipelined(StepStudy):
         **StepStudy.lists,
     }
 
-    batch: Count = asked(64, "Examples of a batch.")
-    momentum: Decay = asked(0.9, "Of SGD and Muon; the first beta of AdamW and NAdam.")
-    parts: Count = asked(3, "Parts that the model is cut into.")
-    optimizer: str = asked("SGD", f"{', '.join(OPTIMIZERS)}.")
-    clip: AboveZero | None = asked(None, "The largest norm of a part's gradient; larger ones are scaled down.")
-    mbit: AboveZero = asked(100.0, "Rate of a link between parts, Mbit/s each way: for simulated seconds and the cut.")
-    latency: float = asked(0.01, "Seconds that a message takes besides, one way.")
-    autocast: str | None = asked(None, "bfloat16: compute in it, with 32-bit parameters.")
-    record: Literal["staleness"] | None = asked(
+    batch: Count = option_field(64, "Examples of a batch.")
+    momentum: Decay = option_field(0.9, "Of SGD and Muon; the first beta of AdamW and NAdam.")
+    parts: Count = option_field(3, "Parts that the model is cut into.")
+    optimizer: str = option_field("SGD", f"{', '.join(OPTIMIZERS)}.")
+    clip: AboveZero | None = option_field(None, "The largest norm of a part's gradient; larger ones are scaled down.")
+    mbit: AboveZero = option_field(
+        100.0, "Rate of a link between parts, Mbit/s each way: for simulated seconds and the cut."
+    )
+    latency: float = option_field(0.01, "Seconds that a message takes besides, one way.")
+    autocast: str | None = option_field(None, "bfloat16: compute in it, with 32-bit parameters.")
+    record: Literal["staleness"] | None = option_field(
         None, "What records have besides: staleness (how far parts move while a batch is on its way)."
     )
     rates: tuple[float, ...] = ()
@@ -197,7 +199,7 @@ class Pipelined(StepStudy):
             return split(module, self.parts, at=self.cut)
         return split(module, self.parts, sample=sample, mbit=self.mbit)
 
-    def settled(self, problem: Problem) -> Pipelined:
+    def as_measured(self, problem: Problem) -> Pipelined:
         """The same study with what is measured when it begins: where the model is cut, and the seconds of its parts.
 
         Of several ranks rank 0's seconds count.
@@ -220,7 +222,7 @@ class Pipelined(StepStudy):
         return replace(study, forward=tuple(forward), backward=tuple(backward))
 
     def rehearse(self, method: Schedule, problem: Problem) -> None:
-        study = self if self.forward else self.settled(problem)
+        study = self if self.forward else self.as_measured(problem)
         stages = study.stages(problem, self.seeds[0])
         Simulation(stages, study.optimizers(stages), method)
 
@@ -232,7 +234,7 @@ class Pipelined(StepStudy):
             return Pipelined.of(begun, out / "study.json")
         if first not in problems:
             problems[first] = self.problem(first)
-        return self.settled(problems[first])
+        return self.as_measured(problems[first])
 
     def optimizers(self, stages: Sequence[nn.Module]) -> Callable[[Iterable[nn.Parameter]], Optimizer]:
         """A function that makes a part's optimiser."""

@@ -126,13 +126,13 @@ class PipelinedRun(Run[dict[str, Tensor]]):
 
     def _lemma(self, part: int) -> list[float | None]:
         """Lemma 1.4.1 for the last step of a part, as in :class:`~thinwire.pipeline.watch.Lemma`. In one process."""
-        training, study, found = self.training, self.study, None
+        training, study, ratios = self.training, self.study, None
         own = training.stages[part].watch
         if isinstance(training, Simulation) and own is not None and own.gradient is not None:
             stages = [training.stages[k] for k in range(study.parts)]
             pair = next(study.draw_batches(self.job.problem, self.job.seed, own.gradient[0]))[:2]
-            found = lemma(stages, part, *pair)
-        return [None] * 3 if found is None else list(found)
+            ratios = lemma(stages, part, *pair)
+        return [None] * 3 if ratios is None else list(ratios)
 
     # -- to disk and back -------------------------------------------------------
 

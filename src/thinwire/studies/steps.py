@@ -25,7 +25,7 @@ from ..task import as_task, as_tasks
 from ..train.device import unusable, usable
 from ..train.slot import floats, make_module
 from .read import Record
-from .study import Numbers, Study, StudyRun, asked
+from .study import Numbers, Study, StudyRun, option_field
 
 
 @dataclass(frozen=True)
@@ -43,16 +43,16 @@ class StepStudy(Study):
         )
     }
 
-    task: str | None = asked(None, "my_module:make_task instead of --data and --model. Its clients is 1.")
-    batch: int = asked(8, "Examples a worker takes in a step.")
-    steps: int = asked(1000, "Steps to train.")
-    lr: float = asked(0.1, "Learning rate.")
-    momentum: float = asked(0.9, "Of each worker's SGD.")
-    weight_decay: float = asked(0.0, "Weight decay.")
+    task: str | None = option_field(None, "my_module:make_task instead of --data and --model. Its clients is 1.")
+    batch: int = option_field(8, "Examples a worker takes in a step.")
+    steps: int = option_field(1000, "Steps to train.")
+    lr: float = option_field(0.1, "Learning rate.")
+    momentum: float = option_field(0.9, "Of each worker's SGD.")
+    weight_decay: float = option_field(0.0, "Weight decay.")
     decay: tuple[float, ...] = ()
-    evaluate_every: int = asked(100, "Steps between evaluations.")
-    checkpoint_every: int = asked(100, "Steps between checkpoints, which are made after evaluations.")
-    device: str = asked("cpu", "Where models train: cpu, cuda, cuda:1.")
+    evaluate_every: int = option_field(100, "Steps between evaluations.")
+    checkpoint_every: int = option_field(100, "Steps between checkpoints, which are made after evaluations.")
+    device: str = option_field("cpu", "Where models train: cpu, cuda, cuda:1.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -100,7 +100,7 @@ class StepStudy(Study):
         """What ``run.json`` says of a run, and what a run that goes on must agree on."""
         shared = {f.name for f in fields(Study)} | set(self.may_change)
         fixed = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in shared}
-        found: Record = {
+        facts: Record = {
             "kind": self.kind,
             "name": repr(job.method),
             "method": complete(job.method),
@@ -111,4 +111,4 @@ class StepStudy(Study):
             "data": data_digest(job.problem.tasks),
             "test": data_digest([job.problem.test]),
         }
-        return dict(json.loads(json.dumps(found)))
+        return dict(json.loads(json.dumps(facts)))

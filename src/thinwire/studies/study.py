@@ -38,7 +38,7 @@ from .expressions import option, parse_typed
 from .read import FORMAT, Arm, Record, RecordedRun, description, read, unit_of
 
 
-def asked(default: Any, help: str, **more: Any) -> Any:
+def option_field(default: Any, help: str, **more: Any) -> Any:
     """A field that is an option of the command line: its default, and the option's help text.
 
     Its range is a part of its annotation (:mod:`thinwire.ranges`).
@@ -87,12 +87,12 @@ class Study(ABC):
 
     methods: tuple[str, ...]
     folders: tuple[str, ...] = ()
-    use: tuple[str, ...] = asked((), "A module with methods or links of your own. Repeatable.")
-    data: str = asked("digits", f"{', '.join(sets.names())}.")
-    model: str | None = asked(None, f"{', '.join(models.names())}; by default one that suits the data.")
-    augment: tuple[str, ...] = asked((), "Crop(4), Flip(): pictures changed batch by batch. Repeatable.")
+    use: tuple[str, ...] = option_field((), "A module with methods or links of your own. Repeatable.")
+    data: str = option_field("digits", f"{', '.join(sets.names())}.")
+    model: str | None = option_field(None, f"{', '.join(models.names())}; by default one that suits the data.")
+    augment: tuple[str, ...] = option_field((), "Crop(4), Flip(): pictures changed batch by batch. Repeatable.")
     seeds: tuple[int, ...] = (0,)
-    data_dir: str | None = asked(
+    data_dir: str | None = option_field(
         None, "Where data sets lie (else THINWIRE_DATA, a cache, or a download).", compare=False
     )
 
@@ -276,7 +276,7 @@ class Study(ABC):
         path = folder / "summary.json"
         return path.exists() and int(read(path).get(f"{unit_of(self.kind)}s", 0)) >= self.length
 
-    def settled(self, problem: Problem) -> Study:
+    def as_measured(self, problem: Problem) -> Study:
         """The same study with what is measured when it begins, if anything is."""
         return self
 

@@ -56,7 +56,7 @@ class ServeSetting(Setting):
         known = ("accuracy", "dice", "mae", "test_loss")
         require(self.measure in known, f"measure={self.measure!r}: it is one of {', '.join(known)}")
 
-    def reached(self, record: Record) -> bool:
+    def reaches(self, record: Record) -> bool:
         """Whether a round's record ends the run."""
         value = record.get(self.measure)
         if self.target is None or value is None:
@@ -129,7 +129,7 @@ def serve(
                     crew.step,
                     evaluate_every=setting.evaluate_every,
                     listeners=listeners,
-                    stop=setting.reached,
+                    stop=setting.reaches,
                 )
             if folder is not None:
                 shutil.rmtree(folder.path / CHUNKS, ignore_errors=True)

@@ -123,7 +123,7 @@ class Nodes(Roster):
     def notice(self) -> None:
         """Say to each transfer whether its node is there."""
         for client, transfer in self.transfers.items():
-            transfer.seen(self.nodes[client] in self.online)
+            transfer.note_presence(self.nodes[client] in self.online)
 
     def large(self, call: bytes) -> bool:
         """Whether a call, or an honest answer to it, goes in chunks: each is a message, so of two they save nothing."""
@@ -165,7 +165,7 @@ class Nodes(Roster):
         for about, data in transfer.due(self.run.rate(client)):
             messages = self.send(client, data, transfer)
             for sent in messages:
-                transfer.sent(sent, about, len(data))
+                transfer.note_sent(sent, about, len(data))
             if not messages:
                 transfer.due_again(*about)
 
@@ -226,7 +226,7 @@ class Nodes(Roster):
                     log.info(
                         "client %d: a chunk of a transfer is sent again: %s", client, why, extra={"client": client}
                     )
-                    transfer.lost(sent)
+                    transfer.lose(sent)
                     continue
                 self.abandon(client)
                 self.fail(client, why)
@@ -296,7 +296,7 @@ class Nodes(Roster):
                 continue
             if transfer is not None:
                 if sent in transfer.away:
-                    transfer.lost(sent)
+                    transfer.lose(sent)
                 continue
             self.lost.add(sent)
             if client in self.run.sent and self.run.sent[client].round == self.run.round + 1:

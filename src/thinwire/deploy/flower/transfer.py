@@ -255,7 +255,7 @@ class Transfer:
         body = b"".join(self.call.values()) if self.size <= CHUNK else b""
         return [(("offer", ""), Frame("offer", list(self.call), body, self.size, rate).write())]
 
-    def sent(self, message: str, about: tuple[str, str], size: int) -> None:
+    def note_sent(self, message: str, about: tuple[str, str], size: int) -> None:
         """Note which message, of so many bytes, is about what."""
         (kind, name), again = about, about in self.tried
         self.away[message], self.began[message] = about, time.monotonic()
@@ -265,20 +265,20 @@ class Transfer:
         if kind == "want" and again and self.whole is not None:
             self.bill("up", 0, min(CHUNK, self.whole.size - CHUNK * self.whole.chunks.index(name)))
 
-    def lost(self, message: str) -> None:
+    def lose(self, message: str) -> None:
         """A message, or its reply, did not get through: what it was about is due again."""
         kind, name = self.stale[message] = self.away.pop(message)
         self.paused, self.rates = time.monotonic() + PAUSE, {"down": 0.0, "up": 0.0}
         self.due_again(kind, name)
 
-    def seen(self, there: bool) -> None:
+    def note_presence(self, there: bool) -> None:
         """Note whether the node is there. What was sent before it was away, and is not replied to, is lost."""
         now = time.monotonic()
         if there and self.absent:
             self.doubted, self.back = set(self.away), now
         elif there and now - self.back > GRACE:
             for message in self.doubted & self.away.keys():
-                self.lost(message)
+                self.lose(message)
             self.doubted = set()
         self.absent = not there
 

@@ -276,16 +276,16 @@ class Broker:
 
     def secrets(self, sent: Mapping[int, bytes]) -> Secrets:
         """What takes the masks off the sum of those who replied. Raises :class:`TooFew`, and ``WireError``."""
-        found, needed = dict[int, dict[int, bytes]](), self.circle.threshold + 1
+        shares_of, needed = dict[int, dict[int, bytes]](), self.circle.threshold + 1
         for client, data in sent.items():
             self.check("reveal", client, data)
             for of, share in _rows(data, LENGTH).items():
                 number = (*self.circle.neighbours[of], of).index(client) + 1
-                found.setdefault(of, {})[number] = share
+                shares_of.setdefault(of, {})[number] = share
         lost = {j for i in self.replied for j in self._near(i)} - self.replied
         whole = dict[int, bytes]()
         for client in self.replied | lost:
-            shares = found.get(client, {})
+            shares = shares_of.get(client, {})
             if len(shares) < needed:
                 raise TooFew(f"{len(shares)} of {needed} shares of client {client} are there")
             whole[client] = shamir.combine(dict(list(shares.items())[:needed]))

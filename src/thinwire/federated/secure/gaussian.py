@@ -61,7 +61,7 @@ class Coins:
 
 def laplace(count: int, scale: int, coins: Coins) -> Int64[np.ndarray, " n"]:
     """Draws of the discrete Laplace distribution, exp(-|x| / scale), for a scale that is a power of two."""
-    found = np.zeros(count, np.int64)
+    draws = np.zeros(count, np.int64)
     left = np.arange(count)
     while len(left):
         low = (coins.words(len(left)) & np.uint64(scale - 1)).astype(np.int64)
@@ -73,28 +73,28 @@ def laplace(count: int, scale: int, coins: Coins) -> Int64[np.ndarray, " n"]:
         size = low + scale * high
         negative = (coins.words(len(open_)) & np.uint64(1)).astype(bool)
         good = ~(negative & (size == 0))  # else 0 would be drawn twice as often
-        found[open_[good]] = np.where(negative, -size, size)[good]
+        draws[open_[good]] = np.where(negative, -size, size)[good]
         done = np.zeros(count, bool)
         done[open_[good]] = True
         left = left[~done[left]]
-    return found
+    return draws
 
 
 def gaussian(count: int, deviation: float, coins: Coins) -> Int64[np.ndarray, " n"]:
     """Draws of the discrete Gaussian distribution of a parameter s = ``deviation``; zeros where that is 0."""
     require(0 <= deviation <= MOST, f"deviation={deviation}: it must be from 0 to {MOST:g}")
-    found = np.zeros(count, np.int64)
+    draws = np.zeros(count, np.int64)
     if not deviation:
-        return found
+        return draws
     scale = 1 << max(0, int(np.ceil(np.log2(deviation))))
     square = deviation * deviation  # what it is rounded to is the parameter's square
     left = np.arange(count)
     while len(left):
         drawn = laplace(len(left), scale, coins)
         keep = _accept(drawn, scale, square, coins)
-        found[left[keep]] = drawn[keep]
+        draws[left[keep]] = drawn[keep]
         left = left[~keep]
-    return found
+    return draws
 
 
 def _accept(drawn: Int64[np.ndarray, " n"], scale: int, square: float, coins: Coins) -> Bool[np.ndarray, " n"]:
