@@ -161,6 +161,19 @@ def test_shares_are_of_a_dense_run_in_the_same_setting(tmp_path: Path) -> None:
     assert [share for name, share in shares.items() if "TopK" not in name] == [1.0, 1.0]
 
 
+def test_shares_are_of_a_dense_run_with_the_same_start_or_else_with_another(tmp_path: Path) -> None:
+    """Auto alone begins from a model that clients know, and its share is what a reader looks for."""
+    for number, (method, start, size) in enumerate([(DENSE, None, 100), (DENSE, "known", 50), (TOPK, "known", 10)], 1):
+        folder = tmp_path / f"{number:02d}-x/seed-0"
+        made(folder, method, 0, [line(1, 0.1, up_bytes=size)])
+        about = json.loads((folder / "run.json").read_text())
+        (folder / "run.json").write_text(json.dumps({**about, **({} if start is None else {"start": start})}))
+    first, second, third = (arms([tmp_path / f"{number:02d}-x"]) for number in (1, 2, 3))
+    assert [row["share_up"] for row in table.rows([*first, *third])] == [1.0, 0.1]
+    assert [row["share_up"] for row in table.rows([*first, *second, *third])] == [1.0, 1.0, 0.2]
+    assert [row["share_up"] for row in table.rows(third)] == [None]
+
+
 def test_seeds_that_were_evaluated_in_different_rounds_meet_in_those_that_both_have(tmp_path: Path) -> None:
     made(tmp_path / "0", DENSE, 0, [line(n, n / 10) for n in (1, 2, 3, 4)])
     made(tmp_path / "1", DENSE, 1, [line(n, n / 10 if n in (2, 4) else None) for n in (1, 2, 3, 4)])

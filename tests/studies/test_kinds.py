@@ -71,7 +71,7 @@ def test_a_new_kind_is_trained_shown_and_resumed(
     study.claim(out)
     monkeypatch.setitem(TOOLS, "heard", Heard)
     with Log(["heard"], out) as log:
-        assert study.run(out, log, on_failure=log.failed) == []
+        assert study.run(out, log, on_failure=log.fail) == []
     numbers = {"up_bytes", "down_bytes", "kept", "train_loss", "accuracy", "seconds"}
     assert Heard.lines == [(1, numbers), (2, numbers), (-1, {"finished"})] * 2
 

@@ -23,15 +23,16 @@ from ..studies.cells import (
     notes_on,
     share_text,
 )
-from ..studies.read import Arm, comparable, not_begun, planned_length, setting
+from ..studies.read import Arm, Record, comparable, not_begun, planned_length, setting
 
 
 def rows(arms: list[Arm]) -> list[Row]:
     """A row for each method: means over the seeds of :func:`~thinwire.studies.read.comparable`, and their deviation.
 
     ``seeds_left_out`` are those that are not complete while others are, or have not begun. Shares of bytes are those of
-    a method that sends everything and made as many rounds, or steps, in the same setting; else None. ``times_as_fast``,
-    where there are simulated seconds, refers to the same method.
+    a method that sends everything and made as many rounds, or steps, in the same setting; else None. Where there is
+    none with the same start, one that begins from another may do: its first messages are then in its bytes, or not in
+    them. ``times_as_fast``, where there are simulated seconds, refers to the same method.
     """
     kind = KINDS[arms[0].kind]
     table = []
@@ -46,12 +47,20 @@ def rows(arms: list[Arm]) -> list[Row]:
         (row, same) for row, same in zip(table, alike, strict=True) if row["bytes_up"] and kind.plain(row["expression"])
     ]
     for row, own in zip(table, alike, strict=True):
-        beside = next((one for one, same in dense if same == own), None)
+        beside = next((one for one, same in dense if same == own), None) or next(
+            (one for one, same in dense if _without_start(same) == _without_start(own)), None
+        )
         for way in ("up", "total"):
             row[f"share_{way}"] = row[f"bytes_{way}"] / beside[f"bytes_{way}"] if beside else None
         if "clock" in row:
             row["times_as_fast"] = beside["clock"] / row["clock"] if beside and row["clock"] else None
     return table
+
+
+def _without_start(alike: tuple[int, Record]) -> tuple[int, Record]:
+    """A length and a setting, whichever model clients begin with."""
+    length, own = alike
+    return length, {name: value for name, value in own.items() if name != "start"}
 
 
 def _row(arm: Arm, last: int) -> Row:
