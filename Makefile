@@ -1,8 +1,9 @@
 # make demo   compare seven methods on 20 clients, two seeds each; curves, bytes and a report in runs/demo
-# make test   lint, types, and every test that is not slow: twelve minutes on two cores
-# make test-fast   ruff, and each of these that takes less than a second, with its first parameters: two and a half minutes
+# make test   lint, types, and every test that is not slow: six to twelve minutes on two cores
+# make test-fast   ruff, and each of these that takes less than a second, with its first parameters: one minute to two and a half
 # make slow   the slow tests
 # make help   these lines
+# make slow-and-deployments   both at once, as continuous integration does: the second wait while the first compute
 # make deployments   the tests that start Flower's own processes, torchrun, a compiler, a browser and benchmarks
 # make soak   the long tests
 # make golden the recorded runs, as on other processors
@@ -44,7 +45,7 @@ JOBS ?= $(shell expr $(CORES) + 1)
 MOST_JOBS ?= 4
 TOGETHER := -n $(JOBS) --maxprocesses $(MOST_JOBS)
 
-.PHONY: demo help test test-fast slow deployments lint soak golden docs sanitize pipeline federation wheel clean
+.PHONY: demo help test test-fast slow slow-and-deployments deployments lint soak golden docs sanitize pipeline federation wheel clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.installed-cli,plots,data
@@ -85,6 +86,9 @@ slow: .venv/.installed-dev
 deployments: .venv/.installed-dev
 	$(BIN)/pytest $(TOGETHER) --dist loadfile --no-loadscope-reorder -m "deployment and not soak" $(ARGS)
 
+slow-and-deployments: .venv/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/pytest $(TOGETHER) --dist loadfile --no-loadscope-reorder -m "(slow or deployment) and not soak" $(ARGS)
+
 lint: .venv/.installed-dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -105,8 +109,9 @@ soak: .venv/.installed-dev
 # which it would stop at an illegal instruction, are left out.
 LEVELS := import torch; all = ["default", "avx2", "avx512"]; this = torch.backends.cpu.get_cpu_capability().lower(); \
   print(*all[:all.index(this) + 1] if this in all else ["default"])
+THREADS ?= 1 2
 golden: .venv/.installed-dev
-	for isa in $$($(BIN)/python -c '$(LEVELS)'); do for threads in 1 2; do \
+	for isa in $$($(BIN)/python -c '$(LEVELS)'); do for threads in $(THREADS); do \
 	  echo "golden: $$isa, threads: $$threads"; \
 	  ATEN_CPU_CAPABILITY=$$isa THINWIRE_TEST_THREADS=$$threads $(BIN)/pytest -q $(TOGETHER) tests/test_golden.py || exit 1; \
 	done; done

@@ -412,9 +412,8 @@ def test_a_server_that_waits_for_nobody_and_is_killed_goes_on_with_the_answers_o
 @pytest.mark.parametrize(
     ("name", "aggregate"),
     [
-        pytest.param("secret", "", id="secret"),
         pytest.param("lbgm", "Median()", id="robust"),
-        *(pytest.param(name, "", id=name, marks=soak) for name in ("lbgm", "fedsm", "perclient")),
+        *(pytest.param(name, "", id=name, marks=soak) for name in ("secret", "lbgm", "fedsm", "perclient")),
     ],
 )
 def test_a_server_that_is_killed_in_a_round_goes_on_when_it_is_started_again(
