@@ -174,8 +174,8 @@ def simulated(
     **asked: Any,
 ) -> tw.Result:
     """A simulated run in which all take part but in these rounds, and whose replies ``landings`` says come when."""
-    dealt = tasks()[:clients]
-    options: dict[str, Any] = {"test": tasks()[0], "client_tests": dealt, "seed": SEED, "workers": 1, "plan": "each"}
+    dealt = tasks(max(3, clients))[:clients]
+    options: dict[str, Any] = {"test": dealt[0], "client_tests": dealt, "seed": SEED, "workers": 1, "plan": "each"}
     run = Chosen(method(expression), model, dealt, **options, **asked)
     run.cohorts = cohorts or {}
     if not hidden:
@@ -509,13 +509,14 @@ def test_a_node_that_lies_or_fails_is_named_and_changes_nothing(
 
 @pytest.mark.deployment
 @pytest.mark.timeout(1800)
-def test_flowers_own_simulation_gives_the_model_and_the_bytes_of_ours(tmp_path: Path) -> None:
+@pytest.mark.parametrize("nodes", [3, pytest.param(32, marks=soak)])
+def test_flowers_own_simulation_gives_the_model_and_the_bytes_of_ours(nodes: int, tmp_path: Path) -> None:
     pytest.importorskip("ray")
     runs = {name: METHODS[name] for name in ("lbgm", "scaffold")}
-    words = [word for name, expression in runs.items() for word in (name, expression)]
+    words = [str(nodes), *(word for name, expression in runs.items() for word in (name, expression))]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(APP)])}
     command = [sys.executable, str(APP / "on_ray.py"), str(tmp_path), *words]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1700)
     assert done.returncode == 0, done.stderr[-3000:]
     for name, expression in runs.items():
-        assert_same(tmp_path / name, simulated(expression, 3))
+        assert_same(tmp_path / name, simulated(expression, 3, clients=nodes))

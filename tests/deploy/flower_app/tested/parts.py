@@ -11,11 +11,13 @@ SIZES = (24, 40, 32)
 SEED = 5
 
 
-def tasks() -> list[tw.Supervised]:
+def tasks(clients: int = 3) -> list[tw.Supervised]:
+    """Those of three clients, or of more, whose sizes are these again and again."""
+    sizes = [SIZES[client % 3] for client in range(clients)]
     generator = torch.Generator().manual_seed(0)
-    inputs = torch.randn(sum(SIZES), 6, generator=generator)
+    inputs = torch.randn(sum(sizes), 6, generator=generator)
     targets = (inputs @ torch.randn(6, 3, generator=generator)).argmax(1)
-    return [tw.Supervised(inputs, targets, part) for part in torch.arange(sum(SIZES)).split(list(SIZES))]
+    return [tw.Supervised(inputs, targets, part) for part in torch.arange(sum(sizes)).split(sizes)]
 
 
 def model(width: int = 8, norm: bool = True) -> nn.Module:
