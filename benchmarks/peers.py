@@ -13,7 +13,10 @@ import of thinwire, for the model), and every round after that. A ratio is of th
 medians over passes. Memory is the largest sum, sampled five times a second, of what all its processes have resident
 (pages that several share count in each). Needs Linux, and for the peers: pip install "thinwire[peers]".
 
-    python benchmarks/peers.py [--passes 3] [--rounds 5] [--only J2] [--json] [--into FILE]
+With ``--device cuda`` all of them train on one GPU. pfl is one process there: its processes speak by NCCL, which takes
+one a GPU. Flower's two actors share it. A round ends when the GPU has done its work.
+
+    python benchmarks/peers.py [--passes 3] [--rounds 5] [--only J2] [--device cuda] [--json] [--into FILE]
 """
 
 from __future__ import annotations
@@ -44,6 +47,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 WORKERS = 2
+DEVICE = os.environ.get("PEERS_DEVICE", "cpu")  # of the processes that are measured
 NEEDS = {"thinwire": ["thinwire"], "pfl": ["pfl"], "flower": ["flwr", "ray"]}
 HERE = Path(__file__).resolve().parent
 QUIET = {
@@ -63,6 +67,8 @@ QUIET = {
 
 def done() -> None:
     """A round is over: the process that started this one looks at its watch."""
+    if DEVICE != "cpu":
+        torch.cuda.synchronize()
     print("round", flush=True)
 
 
@@ -75,18 +81,20 @@ def model_of(name: str) -> tuple[simulate.Job, nn.Module]:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     work, make = job(name)
-    return work, make().to(memory_format=torch.channels_last) if name == "J1" else make()
+    work.inputs, work.targets = work.inputs.to(DEVICE), work.targets.to(DEVICE)
+    net = make().to(DEVICE)
+    return work, net.to(memory_format=torch.channels_last) if name == "J1" else net
 
 
 def pictures(work: simulate.Job, client: int) -> tuple[Tensor, Tensor]:
     """A client's, shuffled: there is one epoch."""
-    order = torch.randperm(work.each) + client * work.each
+    order = (torch.randperm(work.each) + client * work.each).to(DEVICE)
     return work.inputs[order].float().div_(255).sub_(0.3).div_(0.3), work.targets[order]
 
 
 def run_thinwire(name: str, rounds: int) -> None:
     torch.set_num_threads(1)
-    run = simulate.simulation(*job(name), workers=WORKERS)
+    run = simulate.simulation(*job(name), DEVICE, workers=WORKERS)
     with run.pool:
         for _ in range(rounds):
             run.step(evaluate=False)
@@ -95,7 +103,9 @@ def run_thinwire(name: str, rounds: int) -> None:
 
 def run_pfl(name: str, rounds: int) -> None:
     other = None
-    if "RANK" not in os.environ:  # what torchrun sets, but with a store that only this machine reaches
+    if (
+        DEVICE == "cpu" and "RANK" not in os.environ
+    ):  # what torchrun sets, but with a store that only this machine reaches
         server = socket.create_server(("127.0.0.1", 0))
         port = server.getsockname()[1]
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(WORKERS)}
@@ -134,7 +144,7 @@ def run_pfl(name: str, rounds: int) -> None:
 
     class Watch(TrainingProcessCallback):
         def after_central_iteration(self, *found, **round):
-            if other is not None:
+            if os.environ.get("RANK", "0") == "0":
                 done()
             return super().after_central_iteration(*found, **round)
 
@@ -152,7 +162,8 @@ def run_pfl(name: str, rounds: int) -> None:
         callbacks=[Watch()],
         send_metrics_to_platform=False,
     )
-    torch.distributed.destroy_process_group()
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
     if other is not None:
         assert other.wait() == 0, "pfl's other process failed"
         del store
@@ -209,7 +220,10 @@ def run_flower(name: str, rounds: int) -> None:
 
     ray = {"num_cpus": WORKERS, "_node_ip_address": "127.0.0.1", "_temp_dir": os.environ["TMPDIR"]}
     ray |= {"object_store_memory": 1 << 28, "logging_level": "error", "log_to_driver": False}
-    backend = {"init_args": ray, "client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
+    backend = {
+        "init_args": ray,
+        "client_resources": {"num_cpus": 1, "num_gpus": 0.0 if DEVICE == "cpu" else 1 / WORKERS},
+    }
     run_simulation(server, client, work.clients, backend_config=backend)
 
 
@@ -314,6 +328,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="rounds timed of each process, after the first (J2: x 2)")
     parser.add_argument("--only", choices=["J1", "J2"], action="append")
     parser.add_argument("--peer", choices=list(NEEDS), action="append", help="beside thinwire; default: all")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--tiny", action="store_true", help="the smallest size: that it runs, not how fast")
     parser.add_argument("--into", type=Path, help="a file of JSON lines: what it has of this code and machine is kept")
@@ -322,6 +337,9 @@ def main() -> None:
     import record
 
     os.environ |= {"PEERS_TINY": "1"} if chosen.tiny else {}
+    os.environ |= {"PEERS_DEVICE": chosen.device}
+    if chosen.device != "cpu":
+        os.environ |= {"PFL_PYTORCH_DEVICE": chosen.device}
     wanted = [peer for peer in NEEDS if peer in ["thinwire", *(chosen.peer or NEEDS)]]
     peers = [peer for peer in wanted if all(map(importlib.util.find_spec, NEEDS[peer]))]
     for peer in wanted:
@@ -331,6 +349,7 @@ def main() -> None:
     for name in chosen.only or ["J1", "J2"]:
         rounds = chosen.rounds * (2 if name == "J2" else 1)
         key = {"benchmark": "peers", "job": name, "passes": chosen.passes, "rounds": rounds, "peers": peers}
+        key |= {} if chosen.device == "cpu" else {"device": chosen.device}
         key |= {"tiny": True} if chosen.tiny else {}
         packages = [package for peer in peers for package in NEEDS[peer]]
         found[name] = record.measured(

@@ -361,6 +361,17 @@ def test_a_peer_is_measured_where_it_is_installed(peer: str, modules: list[str])
     assert found["J2"]["found"][peer]["ratio"] > 0
 
 
+def test_what_is_prepared_for_a_gpu_is_listed_takes_thirteen_minutes_and_names_what_there_is(tmp_path: Path) -> None:
+    lines = run("gpu.py", "--into", tmp_path, "--list", folder="benchmarks").splitlines()
+    assert sum(int(line.partition(" s: ")[0]) for line in lines) <= 13 * 60
+    words = [word for line in lines for word in line.split() if word.startswith(("tests/", "benchmarks/"))]
+    assert words
+    assert all((ROOT / word).exists() for word in words)
+    if not torch.cuda.is_available():
+        with pytest.raises(SystemExit, match="no CUDA device"):
+            run("gpu.py", "--into", tmp_path, folder="benchmarks")
+
+
 @pytest.mark.deployment
 def test_the_kernels_and_every_link_are_measured() -> None:
     found = json.loads(run("kernels.py", "--tiny", "--rounds", 1, "--json", folder="benchmarks").splitlines()[-1])
