@@ -21,7 +21,7 @@ from ..key import Key
 from ..local import Local, Memory, Trained
 from ..params import Params
 from ..task import Supervised, Task
-from ..train.many import Apart, batchable, train_many
+from ..train.many import Apart, batchable, compiles, train_many
 from ..train.one import train
 from ..train.slot import Slot
 from ..wire import MOST, Packet, State, dumps, largest, modest
@@ -353,7 +353,8 @@ def adapt_model(
 
 def _train(slot: Slot, tasks: Sequence[Task], requests: Sequence[Local], keys: Sequence[Key]) -> Sequence[Trained]:
     """What many clients' training came to: of all at once, or where that cannot be had of one after the other."""
-    if batchable(slot, tasks, requests):
+    alone = len(tasks) == 1 and not compiles(slot, tasks[0], requests[0])  # nobody to be trained with
+    if not alone and batchable(slot, tasks, requests):
         try:
             return train_many(slot, tasks, requests, keys)
         except Apart as why:

@@ -32,7 +32,7 @@ from ..params import Params
 from ..run.folder import release
 from ..task import Task
 from ..train.evaluation import Tally, evaluate, mean_metrics, portions
-from ..train.many import batchable, chain_of, train_many
+from ..train.many import batchable, chain_of, compiles, train_many
 from ..train.one import train
 from ..train.precision import Precision
 from ..train.slot import Slot
@@ -67,8 +67,11 @@ class Work(NamedTuple):
         return Turn(self.tasks[job.key.client], *inputs, job.key, job.told)
 
 
-Plan = Literal["each", "together"]
-"""Clients one after the other, or many small ones trained as one. Chosen once, then kept: it moves the last bits."""
+Plan = Literal["each", "together", "compiled"]
+"""Clients one by one in torch, many small ones trained as one, or one by one in C where the loops there know the model.
+
+Chosen once, then kept: it moves the last bits.
+"""
 # What together is taken for. Linear layers of 407,050 parameters took .65 to .78 of the time of one by one, of 1.9
 # million .61 to 1.47, convolutions with 10 examples a batch .64 to 1.78 and with more always longer. On a GPU a
 # step of one small model is the launches of its kernels, whatever its layers are.
@@ -138,13 +141,13 @@ class Pool:
     def units(self, jobs: int) -> list[tuple[int, int]]:
         """(start, stop) of the jobs that are done as one, whatever the number of workers."""
         together = self.plan == "together" and not self.random
-        return _chunks(jobs) if together else [(i, i + 1) for i in range(jobs)]
+        return _chunks(jobs) if together else [(i, i + 1) for i in range(jobs)]  # in C: a core each, nothing to share
 
     def rounds(self, jobs: Sequence[Job], view: View, sizes: Sequence[int] | None = None) -> Iterator[Reply]:
         """The replies of clients, in the order of ``jobs``; ``sizes`` are those of the units they make."""
         sizes = [stop - start for start, stop in self.units(len(jobs))] if sizes is None else sizes
         crew = self.crew
-        if self.plan == "together" and not self.random:
+        if self.plan != "each" and not self.random:
             edges = list(pairwise(accumulate(sizes, initial=0)))
             chunks = [jobs[start:stop] for start, stop in edges]
             for replies in self._in_order(crew.threads, [(self._rounds, view, chunk) for chunk in chunks]):
@@ -166,23 +169,26 @@ class Pool:
             yield reply._replace(next=restore(loads(own, max_values=None, finite=False), self.work.own))
 
     def choose(self, jobs: Sequence[Job], view: View, measured: bool = False) -> Plan:
-        """One by one or together: by a rule from model and sizes, the same every time, or by timing a few steps.
+        """How clients are trained: by a rule from model and sizes, the same every time, or by timing a few steps.
 
-        Together is taken for clients that can be trained as one, of a small model of linear layers alone or of a
-        small fastText in C; where it is measured, for any that it makes faster by a clear margin.
+        Compiled is taken for convolutions that the loops in C know. Together is taken for clients that can be trained
+        as one, of a small model of linear layers alone or of a small fastText in C; where it is measured, for any
+        that it makes faster by a clear margin.
         """
         work, everyone = self.work, len(jobs)
         jobs = jobs[: _chunks(len(jobs))[0][1]] if jobs else []
-        if self.random or work.manner.train is not None or len(jobs) < 2:
+        if self.random or work.manner.train is not None:
             return "each"
         rounds = [Round(work.algorithm, work.form, *work.turn(view, job)) for job in jobs]
         rounds = [round for round in rounds if round.request is not None]  # those that train
         requests = [round.request for round in rounds if round.request is not None]
         tasks, keys = [round.task for round in rounds], [round.key for round in rounds]
         with _borrow(self.crew.slots) as slot, warnings.catch_warnings():
-            if not requests or not batchable(slot, tasks, requests):
+            in_c = chain_of(slot, tasks[0]) if requests else None
+            if in_c is not None and in_c.convs and compiles(slot, tasks[0], requests[0]):
+                return "compiled"
+            if len(jobs) < 2 or not requests or not batchable(slot, tasks, requests):
                 return "each"
-            in_c = chain_of(slot, tasks[0])
             few = in_c is not None and in_c.texts and slot.layout.size <= SMALL_WORDS
             if not measured and not (_small(slot) or few):
                 return "each"
