@@ -32,8 +32,9 @@ from ..params import Params
 from ..run.folder import release
 from ..task import Task
 from ..train.evaluation import Tally, evaluate, mean_metrics, portions
-from ..train.many import batchable, chain_of, compiles, train_many
+from ..train.many import batchable, chain_of, train_many
 from ..train.one import train
+from ..train.one_in_c import chain_for
 from ..train.precision import Precision
 from ..train.slot import Slot
 from ..train.threads import single
@@ -77,6 +78,7 @@ Chosen once, then kept: it moves the last bits.
 # step of one small model is the launches of its kernels, whatever its layers are.
 SMALL = 500_000  # parameters, of linear layers alone
 SMALL_WORDS = 1_000_000  # of fastText in C: a step moves few of them, but each client of a job holds a model
+SMALL_CONVOLUTIONS = 2_000_000  # of convolutions in C, which read all weights anew in each step
 SMALL_GPU = 1_000_000  # parameters, of any layers
 WORTH = 200  # local steps a round, of all clients: below that torch.func's import costs more than is saved
 PROBE = 3  # steps timed of each, where it is measured
@@ -141,13 +143,13 @@ class Pool:
     def units(self, jobs: int) -> list[tuple[int, int]]:
         """(start, stop) of the jobs that are done as one, whatever the number of workers."""
         together = self.plan == "together" and not self.random
-        return _chunks(jobs) if together else [(i, i + 1) for i in range(jobs)]  # in C: a core each, nothing to share
+        return _chunks(jobs) if together else [(i, i + 1) for i in range(jobs)]
 
     def rounds(self, jobs: Sequence[Job], view: View, sizes: Sequence[int] | None = None) -> Iterator[Reply]:
         """The replies of clients, in the order of ``jobs``; ``sizes`` are those of the units they make."""
         sizes = [stop - start for start, stop in self.units(len(jobs))] if sizes is None else sizes
         crew = self.crew
-        if self.plan != "each" and not self.random:
+        if self.plan == "together" and not self.random:
             edges = list(pairwise(accumulate(sizes, initial=0)))
             chunks = [jobs[start:stop] for start, stop in edges]
             for replies in self._in_order(crew.threads, [(self._rounds, view, chunk) for chunk in chunks]):
@@ -184,11 +186,12 @@ class Pool:
         requests = [round.request for round in rounds if round.request is not None]
         tasks, keys = [round.task for round in rounds], [round.key for round in rounds]
         with _borrow(self.crew.slots) as slot, warnings.catch_warnings():
-            in_c = chain_of(slot, tasks[0]) if requests else None
-            if in_c is not None and in_c.convs and compiles(slot, tasks[0], requests[0]):
+            known = chain_for(slot, tasks[0], requests[0]) if requests else None
+            if known is not None and known.convs and slot.layout.size <= SMALL_CONVOLUTIONS:
                 return "compiled"
             if len(jobs) < 2 or not requests or not batchable(slot, tasks, requests):
                 return "each"
+            in_c = chain_of(slot, tasks[0])
             few = in_c is not None and in_c.texts and slot.layout.size <= SMALL_WORDS
             if not measured and not (_small(slot) or few):
                 return "each"
@@ -242,7 +245,8 @@ class Pool:
     def _round(self, view: View, job: Job) -> Reply:
         work = self.work
         with _borrow(self.crew.slots) as slot:
-            return one_round(work.algorithm, work.form, slot, work.turn(view, job), work.manner)
+            turn, in_c = work.turn(view, job), self.plan == "compiled"
+            return one_round(work.algorithm, work.form, slot, turn, work.manner, in_c)
 
     def _rounds(self, view: View, jobs: Sequence[Job]) -> list[Reply]:
         work = self.work

@@ -22,10 +22,11 @@ from ..key import Key
 from ..local import Local, LocalSGD, Memory, Trained, Trainer
 from ..losses import cross_entropy
 from ..models.fasttext import FILL, FastText
+from ..models.resnet import ResNet
 from ..params import Layout, Params
 from ..task import Supervised
 from .batches import order
-from .convnet import ConvLayer, Front, convolutions
+from .convnet import Convolutions, Front, Rooms, convolutions, stages_of
 
 AFTER = {nn.Identity: 0, nn.ReLU: 1, nn.Tanh: 2, nn.Sigmoid: 3}
 PARTS = ("examples", "convolutions", "linear layers", "back through linear layers", "back through convolutions", "bend")
@@ -64,7 +65,7 @@ class Chain(NamedTuple):
     layers: list[ChainLayer]
     flattens: bool  # whether it begins by making rows of its inputs
     words: WordTable  # whose mean is what the first layer takes
-    convs: list[ConvLayer]  # whose outputs it takes where there are any
+    convs: Convolutions  # whose outputs it takes where there are any
 
     @property
     def texts(self) -> bool:
@@ -76,7 +77,7 @@ class Chain(NamedTuple):
         x, y, shape = task.inputs, task.targets, task.inputs.shape
         rows = shape[1:].numel() == self.layers[0].inputs and (x.ndim == 2 or self.flattens)
         if self.convs:
-            rows = x.ndim == 4 and self._fits(*x.shape[1:])
+            rows = x.ndim == 4 and self.convs.features(*x.shape[1:]) == self.layers[0].inputs
         known = x.dtype == torch.float32 or (x.dtype == torch.uint8 and x.ndim == 4)
         if self.texts:
             rows, known = x.ndim == 2, x.dtype == torch.int64
@@ -85,16 +86,6 @@ class Chain(NamedTuple):
             return False
         low, high = torch.aminmax(y)
         return task.counts_all and int(low) >= 0 and int(high) < self.layers[-1].outputs
-
-    def _fits(self, channels: int, height: int, width: int) -> bool:
-        """Whether the convolutions make of such pictures what the first linear layer takes."""
-        if channels != self.convs[0].inputs:
-            return False
-        for layer in self.convs:
-            height, width = layer.sides(height, width)
-            if min(height, width) < 1:
-                return False
-        return self.convs[-1].outputs * height * width == self.layers[0].inputs
 
     def trains(self, trainer: Trainer) -> bool:
         """Whether the loops know this trainer: SGD, one learning rate for all steps, gradients as they are."""
@@ -137,6 +128,9 @@ class _Client(native.Struct):
         *((name, ctypes.c_float) for name in ("lr", "decay", "prox", "momentum")),
         ("loss", ctypes.c_double),
         ("spent", ctypes.c_void_p),
+        ("statistics", ctypes.c_void_p),
+        ("room", ctypes.c_void_p),
+        ("most", ctypes.c_int64),
     )
 
 
@@ -152,9 +146,9 @@ def chain(module: nn.Module, layout: Layout) -> Chain | None:
     flattens, words = False, WordTable()
     stages = list(_stages(module))
     convs, count = convolutions(stages, layout)
-    own = sum(layer.size for layer in convs)
+    own = convs.size
     for name, stage in stages[count:]:
-        if type(stage) is FastText and not layers and not flattens:
+        if type(stage) is FastText and not (layers or flattens or convs):
             table = layout.spans.get(f"{name}words.weight")
             if table is None or not _plain(stage.words):
                 return None
@@ -172,7 +166,7 @@ def chain(module: nn.Module, layout: Layout) -> Chain | None:
         else:
             return None
     whole = sum(size for _, size, _ in layout.spans.values())
-    if not layers or (convs and not flattens) or whole != own + sum(layer.size for layer in layers):
+    if not layers or (convs and not (flattens or convs.means)) or whole != own + sum(layer.size for layer in layers):
         return None
     return Chain(layers, flattens, words, convs)
 
@@ -206,14 +200,19 @@ def train_chains(
     requests: Sequence[Local],
     keys: Sequence[Key],
     spent: Tensor | None = None,
+    statistics: Tensor | None = None,
+    rooms: Rooms | None = None,
 ) -> list[Trained]:
     """:func:`thinwire.train.one.train` of clients whose task ``chain`` takes. Numbers may have become infinite.
 
-    The seconds of each of :data:`PARTS` are added to ``spent``, 64-bit floats.
+    The seconds of each of :data:`PARTS` are added to ``spent``, 64-bit floats. ``statistics`` are the running means and
+    variances of norms, 32-bit floats, which move: of one client, then. ``rooms`` has memory for convolutions, which the
+    next client of the same worker needs again.
     """
     lib = native.library()
     assert lib is not None
     examples, made, held = Examples(tasks[0]), list[_Client](), []
+    front = Front(chain.convs, tasks[0].inputs.shape[1:]) if chain.convs else None
     for task, request, key in zip(tasks, requests, keys, strict=True):
         trainer, x = request.trainer, request.x
         w = x.flat.clone(memory_format=torch.contiguous_format)
@@ -227,7 +226,12 @@ def train_chains(
         reals = {"lr": trainer.rate(key), "decay": trainer.weight_decay, "prox": trainer.prox}
         client = _Client(steps=steps, size=size, momentum=getattr(trainer, "momentum", 0.0), **reals)
         client.point(w=w, own=_indices(task), places=places)
-        client.point(anchor=anchor, offset=offset, mask=mask, part=part, velocity=velocity, spent=spent)
+        client.point(anchor=anchor, offset=offset, mask=mask, part=part, velocity=velocity)
+        client.point(spent=spent, statistics=statistics)
+        if front is not None:
+            room = (rooms or Rooms()).at_least(front, size)
+            client.most = room.most
+            client.point(room=room.floats)
         made.append(client)
         held.append((w, places, velocity, begun.steps + steps))
     clients = native.row(made)
@@ -236,7 +240,6 @@ def train_chains(
     )
     size, depth = requests[0].x.layout.size, len(chain.layers)
     words = ctypes.byref(chain.words)
-    front = Front(chain.convs, tasks[0].inputs.shape[1:]) if chain.convs else None
     status = lib.tw_chains(
         clients, len(clients), size, words, front and ctypes.byref(front), layers, depth, ctypes.byref(examples)
     )
@@ -264,6 +267,9 @@ def _indices(task: Supervised) -> Tensor | None:
 
 
 def _stages(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    if type(module) is ResNet:
+        yield from ((f"{prefix}{name}", stage) for name, stage in stages_of(module))
+        return
     if type(module) is not nn.Sequential:
         yield prefix, module
         return

@@ -70,12 +70,6 @@ def chain_of(slot: Slot, task: Task) -> Chain | None:
     return known if known is not None and isinstance(task, Supervised) and known.takes(task) else None
 
 
-def compiles(slot: Slot, task: Task, request: Local) -> bool:
-    """Whether :func:`train_many` trains this client in C."""
-    known = chain_of(slot, task) if batchable(slot, [task], [request]) else None
-    return known is not None and known.trains(request.trainer)
-
-
 def train_many(slot: Slot, tasks: Sequence[Task], requests: Sequence[Local], keys: Sequence[Key]) -> list[Trained]:
     """:func:`thinwire.train.one.train` for clients that are :func:`batchable`.
 

@@ -118,6 +118,7 @@ SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "tw_levels_put": (INT, [POINTER, LONG, LONG, INT, INT, POINTER, POINTER, POINTER, LONG]),
     "tw_levels_get": (INT, [POINTER, LONG, LONG, INT, INT, POINTER, POINTER, POINTER, LONG]),
     "tw_outer_sum": (None, [POINTER, POINTER, LONG, LONG, LONG, POINTER, INT]),
+    "tw_room": (LONG, [POINTER, LONG]),
     "tw_chains": (INT, [POINTER, LONG, LONG, POINTER, POINTER, POINTER, INT, POINTER]),
 }
 

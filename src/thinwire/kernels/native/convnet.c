@@ -1,14 +1,16 @@
 /* Convolutions before a chain of linear layers, forward and backward. convolve.h holds the loops.
  *
- * Unlike native.c's kernels these need not give the bits of torch: training is one client's own affair. Pictures are
- * [height, width, channels] here, a stage's outputs with channels padded by zeros to groups of 16 and with a border of
- * the zeros that the next convolution adds. Behind a pool a derivative is zero at three positions of four, and behind
- * ReLU at some more: what is left are lists, and each entry of a list moves whole rows of neighbours.
+ * Unlike native.c's kernels these need not give the bits of torch: training is one client's own affair. A picture is
+ * [height, width, channels] here, of outputs with channels padded by zeros to groups of 16, and with a border of the zeros
+ * that the next convolutions add.
+ *
+ * There are two ways back. Behind a pool a derivative is zero at three positions of four, and behind ReLU at some more:
+ * what is left become lists, and each entry of a list moves whole rows of neighbours. Behind a norm, where nothing is
+ * zero, and in the first layers, whose rows are short, products are those of all positions.
  */
 
-#include "convnet.h"
-#include <stdlib.h>
-#include <string.h>
+#include "convstage.h"
+#include <math.h>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -23,33 +25,6 @@
 #else
 #define UNROLLED _Pragma("GCC unroll 16")
 #endif
-
-static inline i64 least(i64 a, i64 b) { return a < b ? a : b; }
-static inline i64 most(i64 a, i64 b) { return a > b ? a : b; }
-
-/* `by` times the row of floats that begins at `at`. */
-typedef struct { i64 at; float by; } Owed;
-
-typedef struct {
-    Conv c;
-    i64 gap, row, image;                        /* floats of a pixel, a row and a picture of its inputs, border included */
-    i64 down, across, height, width;            /* pixels of the convolution's outputs, and of what leaves the stage */
-    i64 wide, border, row_out, image_out;       /* padded channels of the outputs; the next one's padding */
-    i64 taps, run, runs;                        /* weights of an output: kernel times `runs` runs of neighbours in memory */
-    float *packed, *rows_of, *owed, *bias, *bias_owed;
-    float *y, *dy;
-    int32_t *winners;
-} Stage;
-
-struct Net {
-    const Front *front;
-    i64 size, gap, row, image; /* of the pictures, border included */
-    float *x, *rows;
-    Owed *by_channel, *by_pixel;
-    i64 *counts;
-    Stage *stages;
-    float *room;
-};
 
 #define JOIN_(a, b) a##b
 #define JOIN(a, b) JOIN_(a, b)
@@ -99,197 +74,299 @@ struct Net {
 #define CALL(name, ...) name##_plain(__VA_ARGS__)
 #endif
 
-static i64 padded(i64 n) { return (n + 15) / 16 * 16; }
+/* -- forward -------------------------------------------------------------------------------------------------- */
 
-Net *net_open(const Front *front, i64 size) {
-    Net *net = calloc(1, sizeof *net);
-    Stage *stages = calloc((size_t)front->depth, sizeof *stages);
-    if (!net || !stages) return free(net), free(stages), NULL;
-    const Conv *convs = front->convs;
-    *net = (Net){.front = front, .size = size, .gap = front->channels, .stages = stages};
-    net->row = (front->width + 2 * convs->padding) * net->gap;
-    net->image = (front->height + 2 * convs->padding) * net->row;
-    i64 gap = net->gap, row = net->row, image = net->image, height = front->height, width = front->width;
-    i64 floats = padded(size * image), rows = 0, channel = 0, pixel = 0, pixels = 0, widest = 0;
-    for (i64 l = 0; l < front->depth; l++) {
-        Stage *s = stages + l;
-        const Conv *c = convs + l;
-        i64 step = c->pool ? 2 : 1;
-        *s = (Stage){.c = *c, .gap = gap, .row = row, .image = image, .wide = padded(c->out)};
-        s->height = (height + 2 * c->padding - c->kernel + 1) / step, s->width = (width + 2 * c->padding - c->kernel + 1) / step;
-        s->down = s->height * step, s->across = s->width * step;
-        s->border = l + 1 < front->depth ? convs[l + 1].padding : 0;
-        s->row_out = (s->width + 2 * s->border) * s->wide, s->image_out = (s->height + 2 * s->border) * s->row_out;
-        s->run = gap == c->in ? c->kernel * c->in : c->in, s->runs = gap == c->in ? 1 : c->kernel;
-        s->taps = c->kernel * c->kernel * c->in;
-        floats += s->wide * (s->taps + 2 * c->kernel * c->kernel * gap + 2) + size * (2 * s->image_out + s->height * s->width * s->wide);
-        i64 two = step * s->across * s->wide, in_channel = s->wide * s->height * s->width, in_pixel = s->down * s->across * s->wide;
-        rows = most(rows, two);
-        channel = most(channel, in_channel);
-        pixel = most(pixel, in_pixel);
-        pixels = most(pixels, s->down * s->across);
-        widest = most(widest, s->wide);
-        gap = s->wide, row = s->row_out, image = s->image_out, height = s->height, width = s->width;
+/* G g Gt of a kernel, whose numbers are `step` apart: 16 numbers, `far` apart. winograd.h names them. */
+static void spread_kernel(const float *g, i64 step, float *to, i64 far) {
+    float high[4][3];
+    for (int j = 0; j < 3; j++) {
+        const float a = g[j * step], b = g[(3 + j) * step], c = g[(6 + j) * step];
+        high[0][j] = a, high[1][j] = (a + b + c) / 2, high[2][j] = (a - b + c) / 2, high[3][j] = c;
     }
-    float *room = net->room = calloc((size_t)(floats + rows + 16), 4);
-    net->by_channel = malloc((size_t)(channel + pixel) * sizeof(Owed));
-    net->counts = malloc((size_t)(widest + pixels) * sizeof(i64));
-    if (!room || !net->by_channel || !net->counts) return net_close(net), NULL;
-    net->by_pixel = net->by_channel + channel;
-    room += (16 - (uintptr_t)room / 4 % 16) % 16;
-    net->rows = room, room += rows;
-    net->x = room, room += padded(size * net->image);
-    for (i64 l = 0; l < front->depth; l++) {
-        Stage *s = stages + l;
-        i64 spread = s->wide * s->c.kernel * s->c.kernel * s->gap, out = size * s->image_out;
-        s->packed = room, room += s->wide * s->taps;
-        s->rows_of = room, room += spread;
-        s->owed = room, room += spread;
-        s->bias = room, room += s->wide;
-        s->bias_owed = room, room += s->wide;
-        s->y = room, room += out;
-        s->dy = room, room += out;
-        s->winners = (int32_t *)room, room += size * s->height * s->width * s->wide;
+    for (int i = 0; i < 4; i++, to += 4 * far) {
+        const float a = high[i][0], b = high[i][1], c = high[i][2];
+        to[0] = a, to[far] = (a + b + c) / 2, to[2 * far] = (a - b + c) / 2, to[3 * far] = c;
     }
-    return net;
 }
 
-void net_close(Net *net) {
-    free(net->room), free(net->by_channel), free(net->counts), free(net->stages), free(net);
+/* Adds `by` times Gt m G to a kernel, of 16 numbers that are `far` apart. */
+static void gather_kernel(const float *m, i64 far, float by, float *to) {
+    float high[3][4];
+    for (int j = 0; j < 4; j++) {
+        const float a = m[j * far], b = m[(4 + j) * far], c = m[(8 + j) * far], d = m[(12 + j) * far];
+        high[0][j] = a + (b + c) / 2, high[1][j] = (b - c) / 2, high[2][j] = (b + c) / 2 + d;
+    }
+    for (int i = 0; i < 3; i++, to += 3) {
+        const float *a = high[i];
+        to[0] += by * (a[0] + (a[1] + a[2]) / 2), to[1] += by * ((a[1] - a[2]) / 2), to[2] += by * ((a[1] + a[2]) / 2 + a[3]);
+    }
 }
 
-void net_take(Net *net, i64 b, const float *picture) {
-    const Front *f = net->front;
-    i64 edge = f->convs->padding;
-    float *to = net->x + b * net->image + edge * net->row + edge * net->gap;
-    for (i64 c = 0; c < f->channels; c++)
-        for (i64 i = 0; i < f->height; i++)
-            for (i64 j = 0; j < f->width; j++) to[i * net->row + j * net->gap + c] = *picture++;
+/* `rows` rows of `tiles` patches each, convolved. */
+static void patched(Net *net, int level, const Reach *k, const float *x, i64 x_row, const float *weights, const float *bias, i64 rows, i64 tiles, float *y, i64 y_row) {
+    (void)level;
+    const i64 all = rows * tiles, far = all * k->gap, far_out = all * k->wide;
+    for (i64 r = 0; r < rows; r++) CALL(patches, x + 2 * r * x_row, x_row, k->gap, tiles, net->planes + r * tiles * k->gap, far);
+    for (i64 p = 0; p < 16; p++)
+        CALL(convolve, k, net->planes + p * far, weights + p * k->wide * k->taps, net->none, all, net->products + p * far_out);
+    for (i64 r = 0; r < rows; r++) CALL(unpatch, net->products + r * tiles * k->wide, far_out, tiles, k->wide, bias, y + 2 * r * y_row, y_row);
 }
 
-/* The model's weights as the loops read them: [group, taps, 16], and [out, kernel, kernel, padded in]. */
-static void pack(Stage *s, const float *w, int first) {
-    const i64 in = s->c.in, square = s->c.kernel * s->c.kernel;
+/* The model's weights as the loops read them: [group, taps, 16] of outputs, and for the way back [group, taps, 16] of
+ * inputs, the kernel turned, or [out, kernel, kernel, inputs]. */
+static void pack(Stage *s, const float *w) {
+    const i64 in = s->c.in, out = s->c.out, square = s->c.kernel * s->c.kernel, gap = s->from->gap;
     const float *from = w + s->c.weight;
-    for (i64 o = 0; o < s->c.out; o++, from += in * square) {
-        float *to = s->packed + o / 16 * s->taps * 16 + o % 16, *row = s->rows_of + o * square * s->gap;
+    if (s->c.bias >= 0) memcpy(s->bias, w + s->c.bias, (size_t)out * 4);
+    for (i64 o = 0; o < out && s->winograd; o++)
+        for (i64 i = 0; i < in; i++, from += 9) {
+            spread_kernel(from, 1, s->packed + (o / 16 * in + i) * 16 + o % 16, s->wide * in);
+            spread_kernel(from + 8, -1, s->turned + (i / 16 * out + o) * 16 + i % 16, gap * out);
+        }
+    for (i64 o = 0; o < out && !s->winograd; o++, from += in * square) {
+        float *to = s->packed + o / 16 * s->reach.taps * 16 + o % 16, *row = s->rows_of + o * square * gap;
         for (i64 k = 0; k < square; k++)
             for (i64 i = 0; i < in; i++) to[(k * in + i) * 16] = from[i * square + k];
-        if (first) continue;
-        for (i64 k = 0; k < square; k++)
-            for (i64 i = 0; i < in; i++) row[k * s->gap + i] = from[i * square + k];
+        if (s->c.source < 0) continue;
+        for (i64 i = 0; i < in; i++) {
+            float *turned = s->turned + (i / 16 * s->back.taps + o) * 16 + i % 16;
+            for (i64 k = 0; k < square; k++)
+                if (s->tiled) turned[(square - 1 - k) * out * 16] = from[i * square + k];
+                else row[k * gap + i] = from[i * square + k];
+        }
     }
-    if (s->c.bias >= 0) memcpy(s->bias, w + s->c.bias, (size_t)s->c.out * 4);
 }
 
-int net_forward(Net *net, int level, const float *w, i64 rows, float *features, i64 gap) {
-    (void)level;
-    const float *x = net->x;
-    int flaw = 0;
-    for (i64 l = 0; l < net->front->depth; l++) {
-        Stage *s = net->stages + l;
-        const i64 step = s->c.pool ? 2 : 1;
-        pack(s, w, l == 0);
-        for (i64 b = 0; b < rows; b++) {
-            float *y = s->y + b * s->image_out + s->border * (s->row_out + s->wide);
-            int32_t *winners = s->winners + b * s->height * s->width * s->wide;
-            for (i64 i = 0; i < s->height; i++, y += s->row_out, winners += s->width * s->wide) {
-                const float *from = x + b * s->image + step * i * s->row;
-                for (i64 r = 0; r < step; r++) CALL(convolve, s, from + r * s->row, net->rows + r * s->across * s->wide);
-                flaw |= CALL(settle, s, net->rows, y, winners);
-            }
-        }
-        x = s->y;
+/* A norm's scale and shift, of what it has seen of `count` numbers a channel; the running statistics move. */
+static void judge(const Front *f, Stage *s, const float *w, float *statistics, double count) {
+    float *mean = statistics + s->c.running, *square = mean + s->c.out;
+    for (i64 o = 0; o < s->c.out; o++) {
+        const double here = s->moments[o], variance = s->moments[s->wide + o] / count;
+        s->mean[o] = (float)here;
+        s->slope[o] = (float)(1 / sqrt(variance + f->epsilon));
+        s->scale[o] = w[s->c.scale + o] * s->slope[o];
+        s->shift[o] = (float)((double)w[s->c.shift + o] - here * (double)s->scale[o]);
+        mean[o] = (float)((1 - f->momentum) * (double)mean[o] + f->momentum * here);
+        square[o] = (float)((1 - f->momentum) * (double)square[o] + f->momentum * variance * count / (count - 1));
     }
-    const Stage *s = net->stages + net->front->depth - 1;
-    for (i64 b = 0; b < rows; b++)
-        for (i64 p = 0; p < s->height * s->width; p++)
-            for (i64 o = 0; o < s->c.out; o++)
-                features[b * gap + o * s->height * s->width + p] = s->y[b * s->image_out + p * s->wide + o];
+}
+
+/* A norm's inputs, and their moments, of a picture. */
+static void before_norm(Net *net, int level, Stage *s, i64 b) {
+    (void)level;
+    const i64 length = s->across * s->wide, row = s->from->row, tiles = s->across / 2, some = together(tiles, s->down / 2);
+    const float *x = s->from->y + at(s->from, b, s->c.padding);
+    float *z = s->z + b * s->down * length;
+    for (i64 r = 0; r < s->down / 2 && s->winograd; r += some)
+        patched(net, level, &s->reach, x + 2 * r * row, row, s->packed, s->bias, least(some, s->down / 2 - r), tiles, z + 2 * r * length, length);
+    for (i64 r = 0; r < s->down; r++, z += length) {
+        if (!s->winograd) CALL(convolve, &s->reach, x + r * s->c.stride * row, s->packed, s->bias, s->across, z);
+        CALL(moments, z, s->across, s->wide, (double)((b * s->down + r) * s->across), s->moments, s->moments + s->wide);
+    }
+}
+
+static int forward(Net *net, int level, Stage *s, const float *w, float *statistics, i64 rows) {
+    (void)level;
+    const i64 step = s->c.pool ? 2 : 1, length = s->across * s->wide;
+    const int norm = s->c.scale >= 0;
+    int flaw = 0;
+    pack(s, w);
+    if (norm) {
+        memset(s->moments, 0, (size_t)(2 * s->wide) * sizeof(double));
+        for (i64 b = 0; b < rows; b++) before_norm(net, level, s, b);
+        judge(net->front, s, w, statistics, (double)(rows * s->down * s->across));
+    }
+    for (i64 b = 0; b < rows; b++) {
+        const float *x = s->from->y + at(s->from, b, s->c.padding), *z = norm ? s->z + b * s->down * length : NULL;
+        const float *more = s->more ? s->more->y + at(s->more, b, 0) : NULL;
+        float *y = s->to->y + at(s->to, b, 0);
+        for (i64 i = 0; i < s->height; i++, y += s->row_out) {
+            for (i64 r = 0; r < step; r++) {
+                float *row = net->rows + r * length;
+                const i64 from = step * i + r;
+                if (norm) CALL(normed, z + from * length, s->across, s->wide, s->scale, s->shift, row);
+                else CALL(convolve, &s->reach, x + from * s->c.stride * s->from->row, s->packed, s->bias, s->across, row);
+            }
+            int32_t *winners = s->c.pool ? s->winners + (b * s->height + i) * s->width * s->wide : NULL;
+            flaw |= CALL(finish, s, net->rows, more ? more + i * s->more->row : NULL, y, winners);
+        }
+    }
     return flaw;
 }
 
-/* The derivatives of the first stage's weights, picture by picture and row by row. */
-static void first(Net *net, int level, i64 b) {
+int net_forward(Net *net, int level, const float *w, float *statistics, i64 rows, float *features, i64 gap) {
+    int flaw = 0;
+    for (i64 l = 0; l < net->front->depth; l++) flaw |= forward(net, level, net->stages + l, w, statistics, rows);
+    const Stage *s = net->stages + net->front->depth - 1;
+    const i64 pixels = s->height * s->width;
+    for (i64 b = 0; b < rows; b++) {
+        float *to = features + b * gap;
+        if (net->front->means) memset(to, 0, (size_t)s->c.out * 4);
+        for (i64 p = 0; p < pixels; p++) {
+            const float *y = s->to->y + b * s->to->image + p * s->wide;
+            if (net->front->means)
+                for (i64 o = 0; o < s->c.out; o++) to[o] += y[o] / (float)pixels;
+            else
+                for (i64 o = 0; o < s->c.out; o++) to[o * pixels + p] = y[o];
+        }
+    }
+    return flaw;
+}
+
+/* -- derivatives ---------------------------------------------------------------------------------------------- */
+
+/* A row of the convolution's outputs: its slopes, before the norm's way back. Of two rows, where there is a pool. */
+static const float *slopes_of(Net *net, int level, const Stage *s, i64 b, i64 r) {
     (void)level;
-    const Stage *s = net->stages;
-    const i64 step = s->c.pool ? 2 : 1;
-    const float *x = net->x + b * net->image, *dy = s->dy + b * s->image_out + s->border * (s->row_out + s->wide);
-    const int32_t *winners = s->winners + b * s->height * s->width * s->wide;
-    for (i64 i = 0; i < s->height; i++, dy += s->row_out, winners += s->width * s->wide) {
-        if (s->c.pool) CALL(spread, s, dy, winners, net->rows);
-        for (i64 r = 0; r < step; r++)
-            CALL(owe_first, s, x + (step * i + r) * s->row, s->c.pool ? net->rows + r * s->across * s->wide : dy, s->owed);
+    const i64 i = s->c.pool ? r / 2 : r;
+    const float *dy = s->to->dy + at(s->to, b, 0) + i * s->row_out;
+    if (!s->c.pool) return dy;
+    if (r % 2 == 0) CALL(spread, s, dy, s->winners + (b * s->height + i) * s->width * s->wide, net->rows);
+    return net->rows + r % 2 * s->across * s->wide;
+}
+
+/* Of a norm: the sums over all pictures of slopes, and of slopes times how far its inputs are from their mean. */
+static void weigh(Net *net, int level, Stage *s, i64 rows) {
+    const i64 length = s->across * s->wide;
+    memset(s->sums, 0, (size_t)(2 * s->wide) * sizeof(double));
+    for (i64 b = 0; b < rows; b++)
+        for (i64 r = 0; r < s->down; r++)
+            CALL(co_moments, slopes_of(net, level, s, b, r), s->z + (b * s->down + r) * length, s->across, s->wide, s->mean, s->sums, s->sums + s->wide);
+}
+
+/* What a norm's inputs owe is scale * slope + slope' * (z - mean) + shift, for these: derivatives of mean and variance. */
+static void turn(Stage *s, double count) {
+    for (i64 o = 0; o < s->c.out; o++) {
+        const double sum = s->sums[o], product = s->sums[s->wide + o], scale = s->scale[o], rate = s->slope[o];
+        s->slope[o] = (float)(-scale * rate * rate * product / count), s->shift[o] = (float)(-scale * sum / count);
+        s->sums[s->wide + o] = product * rate;
     }
 }
 
-/* What is left of a picture's derivatives, as lists: of each channel, where its inputs begin; of each pixel of the
+/* A picture's slopes of all outputs of the convolution. */
+static float *all_slopes(Net *net, int level, Stage *s, i64 b) {
+    const i64 length = s->across * s->wide;
+    float *begin = s->dz + s->dz_border * (s->dz_row + s->wide), *to = begin;
+    for (i64 r = 0; r < s->down; r++, to += s->dz_row) {
+        const float *slopes = slopes_of(net, level, s, b, r);
+        if (s->c.scale < 0) memcpy(to, slopes, (size_t)length * 4);
+        else CALL(norm_back, slopes, s->z + (b * s->down + r) * length, s->across, s->wide, s->mean, s->scale, s->slope, s->shift, to);
+    }
+    return begin;
+}
+
+/* What is left of a picture's slopes, as lists: of each channel, where its inputs begin; of each pixel of the
  * convolution's outputs, where the weights of its channels begin. */
-static void list(Net *net, const Stage *s, i64 b) {
-    const i64 step = s->c.pool ? 2 : 1, wide = s->wide, room = s->height * s->width, weights = s->c.kernel * s->c.kernel * s->gap;
-    const float *dy = s->dy + b * s->image_out + s->border * (s->row_out + wide);
-    const int32_t *winners = s->winners + b * room * wide;
+static void list(Net *net, const Stage *s, const float *dy, i64 dy_row, i64 height, i64 width, const int32_t *winners) {
+    const i64 step = winners ? 2 : 1, wide = s->wide, room = height * width;
+    const i64 weights = s->c.kernel * s->c.kernel * s->from->gap, down = s->c.stride * s->from->row, hop = s->reach.hop;
     i64 *of_channel = net->counts, *of_pixel = net->counts + wide;
     memset(net->counts, 0, (size_t)(wide + s->down * s->across) * sizeof(i64));
-    for (i64 i = 0; i < s->height; i++, dy += s->row_out)
-        for (i64 j = 0; j < s->width; j++, winners += wide)
+    for (i64 i = 0; i < height; i++, dy += dy_row)
+        for (i64 j = 0; j < width; j++, winners += winners ? wide : 0)
             for (i64 o = 0; o < s->c.out; o++) {
                 const float by = dy[j * wide + o];
-                const i64 q = s->c.pool ? winners[o] : 0, down = step * i + (q >> 1), across = step * j + (q & 1);
-                const i64 pixel = down * s->across + across;
-                net->by_channel[o * room + of_channel[o]] = (Owed){down * s->row + across * s->gap, by};
+                const i64 q = winners ? winners[o] : 0, r = step * i + (q >> 1), column = step * j + (q & 1);
+                const i64 pixel = r * s->across + column;
+                if (!s->dense) net->by_channel[o * room + of_channel[o]] = (Owed){r * down + column * hop, by};
                 net->by_pixel[pixel * wide + of_pixel[pixel]] = (Owed){o * weights, by};
                 of_channel[o] += by != 0, of_pixel[pixel] += by != 0;
             }
 }
 
-static void rest(Net *net, int level, const Stage *s, i64 b, const float *x, float *dx) {
+/* The derivatives of the weights as Winograd has them, [16, inputs, outputs]. */
+static void owe_patches(Net *net, int level, Stage *s, const float *x, const float *dz) {
     (void)level;
-    const i64 length = s->c.kernel * s->gap, room = s->height * s->width;
-    list(net, s, b);
-    for (i64 o = 0; o < s->c.out; o++)
-        for (i64 ky = 0; ky < s->c.kernel; ky++)
-            CALL(gather_row, s->owed + (o * s->c.kernel + ky) * length, x + ky * s->row, net->by_channel + o * room, net->counts[o], length);
-    memset(dx, 0, (size_t)s->image * 4);
-    for (i64 ky = 0; ky < s->c.kernel; ky++)
+    const i64 tiles = s->across / 2, some = together(tiles, s->down / 2), gap = s->from->gap;
+    for (i64 r = 0; r < s->down / 2; r += some) {
+        const i64 all = least(some, s->down / 2 - r) * tiles;
+        for (i64 i = 0; i < all / tiles; i++) {
+            const float *from = x + 2 * (r + i) * s->from->row, *slopes = dz + 2 * (r + i) * s->dz_row;
+            CALL(patches, from, s->from->row, gap, tiles, net->planes + i * tiles * gap, all * gap);
+            CALL(slope_patches, slopes, s->dz_row, s->wide, tiles, net->products + i * tiles * s->wide, all * s->wide);
+        }
+        for (i64 p = 0; p < 16; p++)
+            CALL(owe_rows, &s->reach, net->planes + p * all * gap, net->products + p * all * s->wide, 0, 1, all, 0, s->owed + p * gap * s->wide);
+    }
+}
+
+/* Adds a picture's derivatives of the weights to `owed`, and those of the inputs to theirs. */
+static void back(Net *net, int level, Stage *s, i64 b) {
+    const i64 kernel = s->c.kernel, length = kernel * s->from->gap, room = s->height * s->width;
+    const float *x = s->from->y + at(s->from, b, s->c.padding);
+    const int32_t *winners = s->c.pool ? s->winners + b * room * s->wide : NULL;
+    float *dz = s->dense ? all_slopes(net, level, s, b) : s->to->dy + at(s->to, b, 0);
+    if (s->winograd) owe_patches(net, level, s, x, dz);
+    else if (s->dense) CALL(owe_rows, &s->reach, x, dz, s->dz_row, s->down, s->across, s->c.stride * s->from->row, s->owed);
+    if (s->c.source < 0) return;
+    if (s->winograd) {
+        const i64 tiles = s->from->width / 2, all = s->from->height / 2, some = together(tiles, all), row = s->from->row;
+        float *dx = s->from->dy + at(s->from, b, 0);
+        for (i64 r = 0; r < all; r += some)
+            patched(net, level, &s->back, s->dz + 2 * r * s->dz_row, s->dz_row, s->turned, s->fresh ? net->none : NULL, least(some, all - r), tiles, dx + 2 * r * row, row);
+        return;
+    }
+    if (s->tiled) {
+        float *dx = s->from->dy + at(s->from, b, 0);
+        for (i64 i = 0; i < s->from->height; i++)
+            CALL(convolve, &s->back, s->dz + i * s->dz_row, s->turned, s->fresh ? net->none : NULL, s->from->width, dx + i * s->from->row);
+        return;
+    }
+    if (s->dense) list(net, s, dz, s->dz_row, s->down, s->across, NULL);
+    else list(net, s, dz, s->row_out, s->height, s->width, winners);
+    for (i64 o = 0; o < s->c.out && !s->dense; o++)
+        for (i64 ky = 0; ky < kernel; ky++)
+            CALL(gather_row, s->owed + (o * kernel + ky) * length, x + ky * s->from->row, net->by_channel + o * room, net->counts[o], length);
+    if (s->fresh) memset(s->from->dy + b * s->from->image, 0, (size_t)s->from->image * 4);
+    float *dx = s->from->dy + at(s->from, b, s->c.padding);
+    for (i64 ky = 0; ky < kernel; ky++)
         for (i64 i = 0; i < s->down; i++)
             for (i64 j = 0; j < s->across; j++) {
                 const i64 pixel = i * s->across + j;
-                CALL(gather_row, dx + (i + ky) * s->row + j * s->gap, s->rows_of + ky * length, net->by_pixel + pixel * s->wide, net->counts[s->wide + pixel], length);
+                float *into = dx + (i * s->c.stride + ky) * s->from->row + j * s->reach.hop;
+                CALL(gather_row, into, s->rows_of + ky * length, net->by_pixel + pixel * s->wide, net->counts[s->wide + pixel], length);
             }
 }
 
 /* Adds what is owed in the layout of the loops to that in the model's. */
-static void settle_up(const Stage *s, int first, float by, float *g) {
-    const i64 in = s->c.in, square = s->c.kernel * s->c.kernel;
+static void settle(const Stage *s, float by, float *g) {
+    const i64 in = s->c.in, square = s->c.kernel * s->c.kernel, gap = s->from->gap, across = s->dense ? s->wide : 1;
     for (i64 o = 0; o < s->c.out; o++) {
         float *to = g + s->c.weight + o * in * square;
-        const float *from = first ? s->owed + o : s->owed + o * square * s->gap;
-        const i64 across = first ? s->wide : 1;
-        for (i64 i = 0; i < in; i++)
-            for (i64 k = 0; k < square; k++) to[i * square + k] += by * from[(k * s->gap + i) * across];
+        const float *from = s->dense ? s->owed + o : s->owed + o * square * gap;
+        for (i64 i = 0; i < in; i++) {
+            if (s->winograd) gather_kernel(s->owed + i * s->wide + o, gap * s->wide, by, to + i * square);
+            else
+                for (i64 k = 0; k < square; k++) to[i * square + k] += by * from[(k * gap + i) * across];
+        }
+        if (s->c.scale >= 0) {
+            g[s->c.scale + o] += by * (float)s->sums[s->wide + o];
+            g[s->c.shift + o] += by * (float)s->sums[o];
+        } else if (s->c.bias >= 0) g[s->c.bias + o] += by * s->bias_owed[o]; /* a norm takes its bias away again */
     }
-    if (s->c.bias >= 0)
-        for (i64 o = 0; o < s->c.out; o++) g[s->c.bias + o] += by * s->bias_owed[o];
 }
 
 void net_backward(Net *net, int level, const float *slopes, i64 gap, i64 rows, float by, float *g) {
-    Stage *last = net->stages + net->front->depth - 1;
+    const Front *f = net->front;
+    Stage *last = net->stages + f->depth - 1;
+    const i64 pixels = last->height * last->width;
     for (i64 b = 0; b < rows; b++)
-        for (i64 p = 0; p < last->height * last->width; p++)
-            for (i64 o = 0; o < last->c.out; o++)
-                last->dy[b * last->image_out + p * last->wide + o] = slopes[b * gap + o * last->height * last->width + p];
+        for (i64 p = 0; p < pixels; p++) {
+            float *dy = last->to->dy + b * last->to->image + p * last->wide;
+            const float *from = slopes + b * gap;
+            for (i64 o = 0; o < last->c.out; o++) dy[o] = f->means ? from[o] / (float)pixels : from[o * pixels + p];
+        }
     for (Stage *s = last; s >= net->stages; s--) {
-        Stage *before = s - 1;
-        const int is_first = s == net->stages;
-        memset(s->owed, 0, (size_t)(s->wide * s->c.kernel * s->c.kernel * s->gap) * 4);
+        const i64 each = s->winograd ? 16 : s->c.kernel * s->c.kernel;
+        memset(s->owed, 0, (size_t)(each * s->wide * s->from->gap) * 4);
         memset(s->bias_owed, 0, (size_t)s->wide * 4);
         for (i64 b = 0; b < rows; b++) {
-            const i64 at = b * s->image_out + s->border * (s->row_out + s->wide);
-            CALL(bar, s, s->y + at, s->dy + at, s->bias_owed);
-            if (is_first) first(net, level, b);
-            else rest(net, level, s, b, before->y + b * before->image_out, before->dy + b * before->image_out);
+            const i64 here = at(s->to, b, 0);
+            float *more = s->more ? s->more->dy + at(s->more, b, 0) : net->none;
+            CALL(bar, s, s->to->y + here, s->to->dy + here, s->bias_owed, more, s->more ? s->more->row : 0, s->fresh_more);
         }
-        settle_up(s, is_first, by, g);
+        if (s->c.scale >= 0) weigh(net, level, s, rows), turn(s, (double)(rows * s->down * s->across));
+        for (i64 b = 0; b < rows; b++) back(net, level, s, b);
+        settle(s, by, g);
     }
 }

@@ -4,26 +4,38 @@
 
 typedef int64_t i64;
 
-/* A convolution of stride 1 with a square kernel, zeros around the picture, then ReLU and the largest of 2 x 2 where they
- * are wanted; where its weights [out, in, kernel, kernel] and its bias lie in the model, -1 for none. */
-typedef struct { i64 in, out, kernel, padding, relu, pool, weight, bias; } Conv;
+/* A convolution with a square kernel and zeros around the picture, and what follows it, in this order: batch norm, the sum
+ * with what another one gave, ReLU, the largest of 2 x 2. `source` and `add` are numbers of earlier ones; -1: the pictures,
+ * or nothing. Weights [out, in, kernel, kernel], biases and the norm's two vectors lie in the model where these say, the
+ * norm's running mean and variance behind each other in the client's statistics; -1: there are none. */
+typedef struct {
+    i64 in, out, kernel, stride, padding, relu, pool, source, add, weight, bias, scale, shift, running;
+} Conv;
 
-/* All of them, and the pictures they begin with; null: none. */
-typedef struct { const Conv *convs; i64 depth, channels, height, width; } Front;
+/* All of them, and the pictures they begin with. The linear layers take the means of channels, or all numbers. */
+typedef struct {
+    const Conv *convs;
+    i64 depth, channels, height, width, means;
+    double epsilon, momentum;
+} Front;
 
 typedef struct Net Net;
 
 #define INNER __attribute__((visibility("hidden")))
 
-/* Room for batches of at most `size` pictures; null where there is no memory. */
-INNER Net *net_open(const Front *front, i64 size);
+/* The floats that batches of at most `size` pictures need; -1: no memory. */
+i64 tw_room(const Front *front, i64 size);
+
+/* A network in such a room, which began as zeros and has been of no other network or size. Null where there is no memory. */
+INNER Net *net_open(const Front *front, i64 size, float *room);
 INNER void net_close(Net *net);
 
 /* Picture b of the next batch, [channels, height, width]. */
 INNER void net_take(Net *net, i64 b, const float *picture);
 
-/* What the model w makes of `rows` pictures, each [channels, height, width] in a row of `features`. 1: not all is finite. */
-INNER int net_forward(Net *net, int level, const float *w, i64 rows, float *features, i64 gap);
+/* What the model w makes of `rows` pictures, one in a row of `features`, in torch's order; the norms' statistics move.
+ * 1: not all that it made is finite. */
+INNER int net_forward(Net *net, int level, const float *w, float *statistics, i64 rows, float *features, i64 gap);
 
 /* Adds `by` times the derivatives of the same model to g, from those of its features. */
 INNER void net_backward(Net *net, int level, const float *slopes, i64 gap, i64 rows, float by, float *g);

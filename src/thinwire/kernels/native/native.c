@@ -1107,7 +1107,8 @@ static void words_owe(float *table, float by, i64 in, const i64 *words, i64 leng
 
 /* A client: its model w is trained in place. Step s sees its examples places[s][..], -1 where there are no more; `own`
  * says where those lie, null: in that order. The sum of the losses is written to `loss`, the seconds of each part of a
- * step are added to `spent`; null: nobody asks. */
+ * step are added to `spent`; null: nobody asks. The `statistics` of norms move.
+ * `room` is that of convolutions, for batches of at most `most`. */
 typedef struct {
     float *w;
     const i64 *own, *places;
@@ -1115,6 +1116,8 @@ typedef struct {
     Bend bend;
     double loss;
     double *spent;
+    float *statistics, *room;
+    i64 most;
 } Client;
 
 /* The parts of a step: train/compiled.py, PARTS. */
@@ -1146,7 +1149,7 @@ static int chain(Client *client, i64 n, const Words *words, const Front *front, 
     float *room = calloc((size_t)(floats + pixels + (plain ? 0 : n)), 4), **values = malloc(2 * (size_t)(depth + 1) * sizeof *values);
     i64 *labels = malloc(3 * (size_t)size * sizeof *labels), *texts = labels + size, *counts = labels + 2 * size;
     Product *made = malloc((size_t)depth * sizeof *made);
-    Net *net = front ? net_open(front, size) : NULL;
+    Net *net = front ? net_open(front, client->most, client->room) : NULL;
     int bad = !room || !values || !labels || !made || (front && !net);
     double total = 0, since = 0;
     if (!bad) {
@@ -1187,7 +1190,7 @@ static int chain(Client *client, i64 n, const Words *words, const Front *front, 
             if (bad) break;
             memset(values[0] + seen * wide, 0, (size_t)((rows - seen) * wide) * 4);
             clocked(client, TAKE, &since);
-            if (front && net_forward(net, level, w, seen, values[0], wide)) total = NAN; /* torch's gradients would be, too */
+            if (front && net_forward(net, level, w, client->statistics, seen, values[0], wide)) total = NAN; /* torch's gradients would be, too */
             clocked(client, CONVOLVE, &since);
             for (int l = 0; l < depth; l++) {
                 const Linear *it = layers + l;
