@@ -1,7 +1,7 @@
 """Where the time of a training step in C goes, beside the same step in plain PyTorch; one thread.
 
-The model, the pictures and the batches are those of a client of ``simulate.py``'s J1. The client is trained in C and in
-PyTorch (channels last) in turn. Figures are microseconds a step: medians over the turns.
+The model, the pictures and the batches are those of a client of ``simulate.py``'s J1 and J3. The client is trained in C
+and in PyTorch (channels last) in turn. Figures are microseconds a step: medians over the turns.
 
     python benchmarks/steps.py [--turns 15] [--only J1] [--json] [--into FILE]
 """
@@ -18,30 +18,31 @@ from pathlib import Path
 import simulate as simulating
 import torch
 
-JOBS = ("J1",)
+JOBS = ("J1", "J3")
 
 
 def measure(name: str, turns: int, tiny: bool) -> dict[str, object]:
     """Of each part of a step, of whole steps in C and of bare ones."""
     import thinwire as tw
     from thinwire.local import Local
-    from thinwire.train.compiled import PARTS, chain, train_chains
+    from thinwire.train import one_in_c
+    from thinwire.train.compiled import PARTS
     from thinwire.train.slot import Slot
 
     torch.set_num_threads(1)
     job, make = simulating.job(name, tiny)
     task = tw.Supervised(job.inputs, job.targets, torch.arange(job.each), mean=(0.3,), std=(0.3,))
-    slot = Slot(make())
-    known = chain(slot.module, slot.layout)
-    if known is None or not known.takes(task):
+    slot, key = Slot(make()), tw.Key(0, 1, 0)
+    slot.probe([task])
+    request = Local(slot.params(), tw.LocalSGD(simulating.LR, batch=job.batch))
+    if one_in_c.chain_for(slot, task, request) is None:
         raise SystemExit("The kernels are not compiled here: python -m thinwire.kernels.native.build")
-    request, key = Local(slot.params(), tw.LocalSGD(simulating.LR, batch=job.batch)), tw.Key(0, 1, 0)
     bare, steps = simulating.Bare(job, make), -(-job.each // job.batch)
     parts, whole, theirs = [], [], []
     for turn in range(turns + 1):
         spent = torch.zeros(len(PARTS), dtype=torch.float64)
         began = time.perf_counter()
-        train_chains(known, [task], [request], [key], spent)
+        one_in_c.train(slot, task, request, key, spent)
         middle = time.perf_counter()
         bare.work(0, [0], [[]])
         if turn:  # the first is not timed

@@ -16,7 +16,7 @@ import thinwire as tw
 from clients import KEY, TRAINERS, made, some
 from thinwire import LocalSGD, Supervised
 from thinwire.kernels import native
-from thinwire.local import Local, Memory, Trained
+from thinwire.local import Local, Memory, Trained, look
 from thinwire.models import fedavg_cnn, lbgm_cnn, resnet8
 from thinwire.models.pool import ChannelMean
 from thinwire.models.resnet import ResNet
@@ -197,6 +197,18 @@ def test_what_a_request_asks_for_besides_is_done_in_c_too(what: str, model: Any,
     bent, plain = (one_in_c.train(slot, own, each, KEY) for each in (request._replace(**{what: given}), request))
     if what != "buffers":
         assert (plain.x.flat - bent.x.flat).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("model", [padded, residual])
+def test_a_gradient_that_is_asked_for_is_torchs(model: Any, levels: Any) -> None:
+    slot, own, x = started(model)
+    request = look(x, LocalSGD(0.1, batch=4, weight_decay=0.1))
+    slot.load_buffers(None)
+    expected = one.train(slot, own, request, KEY)
+    slot.load_buffers(None)
+    found = one_in_c.train(slot, own, request, KEY)
+    torch.testing.assert_close(found.gradient.flat, expected.gradient.flat, atol=1e-5, rtol=1e-3)
+    assert found.loss == pytest.approx(expected.loss, rel=1e-4)
 
 
 def test_statistics_go_on_from_where_a_client_begins(levels: Any) -> None:

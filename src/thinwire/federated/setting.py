@@ -98,8 +98,9 @@ class Setting(ClientsSetting):
     - ``device``: where models train, as torch names it. Another type of device moves the last bits.
     - ``plan``: how clients are trained: one by one in torch ("each"), small ones as one ("together"), or one by one in
       C ("compiled"; in torch what the loops there do not know). They differ in the last bits. None chooses by a rule
-      from model and sizes, the same every time. Compiled are convolutions that the loops know
-      (:mod:`thinwire.train.convnet`), without clipping, warm-up or a loss of the method's own. Together are clients of
+      from model and sizes, the same every time. Compiled are networks of convolutions that the loops know
+      (:mod:`thinwire.train.convnet`) with at most two million parameters, trained by SGD without clipping, warm-up or a
+      loss of the method's own. Together are clients of
       one data set and a model of linear layers with at most 500,000 parameters (on a GPU: a million, any layers)
       without buffers or random layers. "measured" chooses compiled by that rule too, and else times a few steps of
       the others in the first round, so that the same run may give other bits.

@@ -212,6 +212,7 @@ def train_chains(
     lib = native.library()
     assert lib is not None
     examples, made, held = Examples(tasks[0]), list[_Client](), []
+    rooms = rooms or Rooms()  # clients take turns in it
     front = Front(chain.convs, tasks[0].inputs.shape[1:]) if chain.convs else None
     for task, request, key in zip(tasks, requests, keys, strict=True):
         trainer, x = request.trainer, request.x
@@ -229,7 +230,7 @@ def train_chains(
         client.point(anchor=anchor, offset=offset, mask=mask, part=part, velocity=velocity)
         client.point(spent=spent, statistics=statistics)
         if front is not None:
-            room = (rooms or Rooms()).at_least(front, size)
+            room = rooms.at_least(front, size)
             client.most = room.most
             client.point(room=room.floats)
         made.append(client)

@@ -36,8 +36,11 @@ def chain_for(slot: Slot, task: Task, request: Local) -> Chain | None:
     )
 
 
-def train(slot: Slot, task: Task, request: Local, key: Key) -> Trained:
-    """:func:`thinwire.train.one.train`, to rounding. Raises :class:`NonFinite`."""
+def train(slot: Slot, task: Task, request: Local, key: Key, spent: Tensor | None = None) -> Trained:
+    """:func:`thinwire.train.one.train`, to rounding. Raises :class:`NonFinite`.
+
+    In C the seconds of each of :data:`thinwire.train.compiled.PARTS` are added to ``spent``, 64-bit floats.
+    """
     known = chain_for(slot, task, request)
     if known is None:
         return one.train(slot, task, request, key)
@@ -48,11 +51,11 @@ def train(slot: Slot, task: Task, request: Local, key: Key) -> Trained:
     there = dict(slot.module.named_buffers())
     places = [there[f"{name}.{part}"] for name in known.convs.norms for part in RUNNING]
     statistics = torch.cat(places) if places else None
-    trained = train_chains(known, [task], [request], [key], statistics=statistics, rooms=slot.rooms)[0]
+    trained = train_chains(known, [task], [request], [key], spent, statistics, slot.rooms)[0]
     if not math.isfinite(trained.loss) or not trained.x.finite():
         raise NonFinite(one.explain_divergence(task, request.trainer, trained.loss, key))
     if statistics is not None:
-        moved: list[Tensor] = list(statistics.split([len(place) for place in places]))
+        moved = torch.split(statistics, [len(place) for place in places])
         for place, value in zip(places, moved, strict=True):
             place.copy_(value)
     return trained._replace(buffers=slot.buffers())

@@ -225,13 +225,13 @@ static const float *slopes_of(Net *net, int level, const Stage *s, i64 b, i64 r)
     return net->rows + r % 2 * s->across * s->wide;
 }
 
-/* Of a norm: the sums over all pictures of slopes, and of slopes times how far its inputs are from their mean. */
-static void weigh(Net *net, int level, Stage *s, i64 rows) {
+/* Adds a picture's to a norm's sums of slopes, and of slopes times how far its inputs are from their mean. */
+static void weigh(Net *net, int level, Stage *s, i64 b) {
     const i64 length = s->across * s->wide;
-    memset(s->sums, 0, (size_t)(2 * s->wide) * sizeof(double));
-    for (i64 b = 0; b < rows; b++)
-        for (i64 r = 0; r < s->down; r++)
-            CALL(co_moments, slopes_of(net, level, s, b, r), s->z + (b * s->down + r) * length, s->across, s->wide, s->mean, s->sums, s->sums + s->wide);
+    for (i64 r = 0; r < s->down; r++) {
+        const float *z = s->z + (b * s->down + r) * length;
+        CALL(co_moments, slopes_of(net, level, s, b, r), z, s->across, s->wide, s->mean, s->sums, s->sums + s->wide);
+    }
 }
 
 /* What a norm's inputs owe is scale * slope + slope' * (z - mean) + shift, for these: derivatives of mean and variance. */
@@ -360,12 +360,14 @@ void net_backward(Net *net, int level, const float *slopes, i64 gap, i64 rows, f
         const i64 each = s->winograd ? 16 : s->c.kernel * s->c.kernel;
         memset(s->owed, 0, (size_t)(each * s->wide * s->from->gap) * 4);
         memset(s->bias_owed, 0, (size_t)s->wide * 4);
+        if (s->c.scale >= 0) memset(s->sums, 0, (size_t)(2 * s->wide) * sizeof(double));
         for (i64 b = 0; b < rows; b++) {
             const i64 here = at(s->to, b, 0);
             float *more = s->more ? s->more->dy + at(s->more, b, 0) : net->none;
             CALL(bar, s, s->to->y + here, s->to->dy + here, s->bias_owed, more, s->more ? s->more->row : 0, s->fresh_more);
+            if (s->c.scale >= 0) weigh(net, level, s, b);
         }
-        if (s->c.scale >= 0) weigh(net, level, s, rows), turn(s, (double)(rows * s->down * s->across));
+        if (s->c.scale >= 0) turn(s, (double)(rows * s->down * s->across));
         for (i64 b = 0; b < rows; b++) back(net, level, s, b);
         settle(s, by, g);
     }
