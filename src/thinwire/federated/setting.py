@@ -100,10 +100,9 @@ class Setting(ClientsSetting):
       C ("compiled"; in torch what the loops there do not know). They differ in the last bits. None chooses by a rule
       from model and sizes, the same every time. Compiled are networks of convolutions that the loops know
       (:mod:`thinwire.train.convnet`) with at most two million parameters, trained by SGD without clipping, warm-up or a
-      loss of the method's own. Together are clients of
-      one data set and a model of linear layers with at most 500,000 parameters (on a GPU: a million, any layers)
-      without buffers or random layers. "measured" chooses compiled by that rule too, and else times a few steps of
-      the others in the first round, so that the same run may give other bits.
+      loss of the method's own. Together are clients of one data set and a model of linear layers with at most 500,000
+      parameters (on a GPU: a million, any layers) without buffers or random layers. "measured" chooses compiled by that
+      rule too, and else times a few steps of the others in the first round, so that the same run may give other bits.
 
     - ``start``: "sent" sends every client the starting model with its first call. "known" sends it to nobody: clients
       draw it from ``seed`` as the server does (or hold the same module), and check a digest of it. A client that is

@@ -31,9 +31,8 @@ def chain_for(slot: Slot, task: Task, request: Local) -> Chain | None:
     known = chain_of(slot, task)
     if known is None or not known.trains(request.trainer):
         return None
-    return (
-        known if set(slot.first) == {f"{n}.{part}" for n in known.convs.norms for part in (*RUNNING, COUNTER)} else None
-    )
+    buffers = {f"{name}.{part}" for name in known.convs.norms for part in (*RUNNING, COUNTER)}
+    return known if buffers == set(slot.first) else None
 
 
 def train(slot: Slot, task: Task, request: Local, key: Key, spent: Tensor | None = None) -> Trained:

@@ -1,8 +1,8 @@
-/* Convolutions before a chain of linear layers, forward and backward. convolve.h holds the loops.
+/* Convolutions before a chain of linear layers, forward and backward. convolve.h and winograd.h hold the loops.
  *
  * Unlike native.c's kernels these need not give the bits of torch: training is one client's own affair. A picture is
- * [height, width, channels] here, of outputs with channels padded by zeros to groups of 16, and with a border of the zeros
- * that the next convolutions add.
+ * [height, width, channels] here, of outputs with channels padded by zeros to groups of 16, and with a border of the
+ * zeros that the next convolutions add.
  *
  * There are two ways back. Behind a pool a derivative is zero at three positions of four, and behind ReLU at some more:
  * what is left become lists, and each entry of a list moves whole rows of neighbours. Behind a norm, where nothing is
@@ -53,9 +53,10 @@
 #undef AVX2
 
 #define AVX512 1
+#define LEVEL_512 "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi,bmi2"
 #define LEVEL _avx512
 #if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi,bmi2"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target(LEVEL_512))), apply_to = function)
 #else
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi,bmi2,prefer-vector-width=512")
@@ -71,7 +72,7 @@
 #define CALL(name, ...) \
     (level == 2 ? name##_avx512(__VA_ARGS__) : level == 1 ? name##_avx2(__VA_ARGS__) : name##_plain(__VA_ARGS__))
 #else
-#define CALL(name, ...) name##_plain(__VA_ARGS__)
+#define CALL(name, ...) ((void)level, name##_plain(__VA_ARGS__))
 #endif
 
 /* -- forward -------------------------------------------------------------------------------------------------- */
@@ -98,18 +99,26 @@ static void gather_kernel(const float *m, i64 far, float by, float *to) {
     }
     for (int i = 0; i < 3; i++, to += 3) {
         const float *a = high[i];
-        to[0] += by * (a[0] + (a[1] + a[2]) / 2), to[1] += by * ((a[1] - a[2]) / 2), to[2] += by * ((a[1] + a[2]) / 2 + a[3]);
+        to[0] += by * (a[0] + (a[1] + a[2]) / 2);
+        to[1] += by * ((a[1] - a[2]) / 2);
+        to[2] += by * ((a[1] + a[2]) / 2 + a[3]);
     }
 }
 
 /* `rows` rows of `tiles` patches each, convolved. */
-static void patched(Net *net, int level, const Reach *k, const float *x, i64 x_row, const float *weights, const float *bias, i64 rows, i64 tiles, float *y, i64 y_row) {
-    (void)level;
+static void patched(Net *net, int level, const Reach *k, const float *x, i64 x_row, const float *weights,
+                    const float *bias, i64 rows, i64 tiles, float *y, i64 y_row) {
     const i64 all = rows * tiles, far = all * k->gap, far_out = all * k->wide;
-    for (i64 r = 0; r < rows; r++) CALL(patches, x + 2 * r * x_row, x_row, k->gap, tiles, net->planes + r * tiles * k->gap, far);
-    for (i64 p = 0; p < 16; p++)
-        CALL(convolve, k, net->planes + p * far, weights + p * k->wide * k->taps, net->none, all, net->products + p * far_out);
-    for (i64 r = 0; r < rows; r++) CALL(unpatch, net->products + r * tiles * k->wide, far_out, tiles, k->wide, bias, y + 2 * r * y_row, y_row);
+    for (i64 r = 0; r < rows; r++)
+        CALL(patches, x + 2 * r * x_row, x_row, k->gap, tiles, net->planes + r * tiles * k->gap, far);
+    for (i64 p = 0; p < 16; p++) {
+        const float *plane = net->planes + p * far, *w = weights + p * k->wide * k->taps;
+        CALL(convolve, k, plane, w, net->none, all, net->products + p * far_out);
+    }
+    for (i64 r = 0; r < rows; r++) {
+        const float *products = net->products + r * tiles * k->wide;
+        CALL(unpatch, products, far_out, tiles, k->wide, bias, y + 2 * r * y_row, y_row);
+    }
 }
 
 /* The model's weights as the loops read them: [group, taps, 16] of outputs, and for the way back [group, taps, 16] of
@@ -153,20 +162,22 @@ static void judge(const Front *f, Stage *s, const float *w, float *statistics, d
 
 /* A norm's inputs, and their moments, of a picture. */
 static void before_norm(Net *net, int level, Stage *s, i64 b) {
-    (void)level;
-    const i64 length = s->across * s->wide, row = s->from->row, tiles = s->across / 2, some = together(tiles, s->down / 2);
+    const i64 length = s->across * s->wide, row = s->from->row, tiles = s->across / 2, rows = s->down / 2;
     const float *x = s->from->y + at(s->from, b, s->c.padding);
     float *z = s->z + b * s->down * length;
-    for (i64 r = 0; r < s->down / 2 && s->winograd; r += some)
-        patched(net, level, &s->reach, x + 2 * r * row, row, s->packed, s->bias, least(some, s->down / 2 - r), tiles, z + 2 * r * length, length);
+    for (i64 r = 0, some = 0; r < rows && s->winograd; r += some) {
+        some = least(together(tiles, rows), rows - r);
+        const float *from = x + 2 * r * row;
+        patched(net, level, &s->reach, from, row, s->packed, s->bias, some, tiles, z + 2 * r * length, length);
+    }
     for (i64 r = 0; r < s->down; r++, z += length) {
+        const double before = (double)((b * s->down + r) * s->across);
         if (!s->winograd) CALL(convolve, &s->reach, x + r * s->c.stride * row, s->packed, s->bias, s->across, z);
-        CALL(moments, z, s->across, s->wide, (double)((b * s->down + r) * s->across), s->moments, s->moments + s->wide);
+        CALL(moments, z, s->across, s->wide, before, s->moments, s->moments + s->wide);
     }
 }
 
 static int forward(Net *net, int level, Stage *s, const float *w, float *statistics, i64 rows) {
-    (void)level;
     const i64 step = s->c.pool ? 2 : 1, length = s->across * s->wide;
     const int norm = s->c.scale >= 0;
     int flaw = 0;
@@ -184,8 +195,9 @@ static int forward(Net *net, int level, Stage *s, const float *w, float *statist
             for (i64 r = 0; r < step; r++) {
                 float *row = net->rows + r * length;
                 const i64 from = step * i + r;
+                const float *inputs = x + from * s->c.stride * s->from->row;
                 if (norm) CALL(normed, z + from * length, s->across, s->wide, s->scale, s->shift, row);
-                else CALL(convolve, &s->reach, x + from * s->c.stride * s->from->row, s->packed, s->bias, s->across, row);
+                else CALL(convolve, &s->reach, inputs, s->packed, s->bias, s->across, row);
             }
             int32_t *winners = s->c.pool ? s->winners + (b * s->height + i) * s->width * s->wide : NULL;
             flaw |= CALL(finish, s, net->rows, more ? more + i * s->more->row : NULL, y, winners);
@@ -217,7 +229,6 @@ int net_forward(Net *net, int level, const float *w, float *statistics, i64 rows
 
 /* A row of the convolution's outputs: its slopes, before the norm's way back. Of two rows, where there is a pool. */
 static const float *slopes_of(Net *net, int level, const Stage *s, i64 b, i64 r) {
-    (void)level;
     const i64 i = s->c.pool ? r / 2 : r;
     const float *dy = s->to->dy + at(s->to, b, 0) + i * s->row_out;
     if (!s->c.pool) return dy;
@@ -234,11 +245,12 @@ static void weigh(Net *net, int level, Stage *s, i64 b) {
     }
 }
 
-/* What a norm's inputs owe is scale * slope + slope' * (z - mean) + shift, for these: derivatives of mean and variance. */
+/* A norm's inputs owe scale * slope + rate * (z - mean) + shift, the last two for its mean and variance: put there. */
 static void turn(Stage *s, double count) {
     for (i64 o = 0; o < s->c.out; o++) {
         const double sum = s->sums[o], product = s->sums[s->wide + o], scale = s->scale[o], rate = s->slope[o];
-        s->slope[o] = (float)(-scale * rate * rate * product / count), s->shift[o] = (float)(-scale * sum / count);
+        s->slope[o] = (float)(-scale * rate * rate * product / count);
+        s->shift[o] = (float)(-scale * sum / count);
         s->sums[s->wide + o] = product * rate;
     }
 }
@@ -248,21 +260,54 @@ static float *all_slopes(Net *net, int level, Stage *s, i64 b) {
     const i64 length = s->across * s->wide;
     float *begin = s->dz + s->dz_border * (s->dz_row + s->wide), *to = begin;
     for (i64 r = 0; r < s->down; r++, to += s->dz_row) {
-        const float *slopes = slopes_of(net, level, s, b, r);
-        if (s->c.scale < 0) memcpy(to, slopes, (size_t)length * 4);
-        else CALL(norm_back, slopes, s->z + (b * s->down + r) * length, s->across, s->wide, s->mean, s->scale, s->slope, s->shift, to);
+        const float *slopes = slopes_of(net, level, s, b, r), *z = s->z ? s->z + (b * s->down + r) * length : NULL;
+        if (z) CALL(norm_back, slopes, z, s->across, s->wide, s->mean, s->scale, s->slope, s->shift, to);
+        else memcpy(to, slopes, (size_t)length * 4);
     }
     return begin;
 }
 
+/* The derivatives of the weights as Winograd has them, [16, inputs, outputs]. */
+static void owe_patches(Net *net, int level, Stage *s, const float *x, const float *dz) {
+    const i64 tiles = s->across / 2, rows = s->down / 2, gap = s->from->gap, wide = s->wide;
+    for (i64 r = 0, some = 0; r < rows; r += some) {
+        some = least(together(tiles, rows), rows - r);
+        const i64 all = some * tiles;
+        for (i64 i = 0; i < some; i++) {
+            const float *from = x + 2 * (r + i) * s->from->row, *slopes = dz + 2 * (r + i) * s->dz_row;
+            CALL(patches, from, s->from->row, gap, tiles, net->planes + i * tiles * gap, all * gap);
+            CALL(slope_patches, slopes, s->dz_row, wide, tiles, net->products + i * tiles * wide, all * wide);
+        }
+        for (i64 p = 0; p < 16; p++) {
+            const float *from = net->planes + p * all * gap, *slopes = net->products + p * all * wide;
+            CALL(owe_rows, &s->reach, from, slopes, 0, 1, all, 0, s->owed + p * gap * wide);
+        }
+    }
+}
+
+/* The derivatives of the inputs: the slopes convolved with the turned kernel. */
+static void back_tiled(Net *net, int level, const Stage *s, i64 b) {
+    const Slot *from = s->from;
+    const i64 tiles = from->width / 2, rows = from->height / 2;
+    const float *bias = s->fresh ? net->none : NULL, *dz = s->dz;
+    float *dx = from->dy + at(from, b, 0);
+    for (i64 r = 0, some = 0; r < rows && s->winograd; r += some) {
+        some = least(together(tiles, rows), rows - r);
+        float *to = dx + 2 * r * from->row;
+        patched(net, level, &s->back, dz + 2 * r * s->dz_row, s->dz_row, s->turned, bias, some, tiles, to, from->row);
+    }
+    for (i64 i = 0; i < from->height && !s->winograd; i++, dz += s->dz_row, dx += from->row)
+        CALL(convolve, &s->back, dz, s->turned, bias, from->width, dx);
+}
+
 /* What is left of a picture's slopes, as lists: of each channel, where its inputs begin; of each pixel of the
  * convolution's outputs, where the weights of its channels begin. */
-static void list(Net *net, const Stage *s, const float *dy, i64 dy_row, i64 height, i64 width, const int32_t *winners) {
-    const i64 step = winners ? 2 : 1, wide = s->wide, room = height * width;
-    const i64 weights = s->c.kernel * s->c.kernel * s->from->gap, down = s->c.stride * s->from->row, hop = s->reach.hop;
+static void list(Net *net, const Stage *s, const float *dy, i64 row, i64 height, i64 width, const int32_t *winners) {
+    const i64 step = winners ? 2 : 1, wide = s->wide, room = height * width, hop = s->reach.hop;
+    const i64 weights = s->c.kernel * s->c.kernel * s->from->gap, down = s->c.stride * s->from->row;
     i64 *of_channel = net->counts, *of_pixel = net->counts + wide;
     memset(net->counts, 0, (size_t)(wide + s->down * s->across) * sizeof(i64));
-    for (i64 i = 0; i < height; i++, dy += dy_row)
+    for (i64 i = 0; i < height; i++, dy += row)
         for (i64 j = 0; j < width; j++, winners += winners ? wide : 0)
             for (i64 o = 0; o < s->c.out; o++) {
                 const float by = dy[j * wide + o];
@@ -274,58 +319,38 @@ static void list(Net *net, const Stage *s, const float *dy, i64 dy_row, i64 heig
             }
 }
 
-/* The derivatives of the weights as Winograd has them, [16, inputs, outputs]. */
-static void owe_patches(Net *net, int level, Stage *s, const float *x, const float *dz) {
-    (void)level;
-    const i64 tiles = s->across / 2, some = together(tiles, s->down / 2), gap = s->from->gap;
-    for (i64 r = 0; r < s->down / 2; r += some) {
-        const i64 all = least(some, s->down / 2 - r) * tiles;
-        for (i64 i = 0; i < all / tiles; i++) {
-            const float *from = x + 2 * (r + i) * s->from->row, *slopes = dz + 2 * (r + i) * s->dz_row;
-            CALL(patches, from, s->from->row, gap, tiles, net->planes + i * tiles * gap, all * gap);
-            CALL(slope_patches, slopes, s->dz_row, s->wide, tiles, net->products + i * tiles * s->wide, all * s->wide);
-        }
-        for (i64 p = 0; p < 16; p++)
-            CALL(owe_rows, &s->reach, net->planes + p * all * gap, net->products + p * all * s->wide, 0, 1, all, 0, s->owed + p * gap * s->wide);
-    }
-}
-
-/* Adds a picture's derivatives of the weights to `owed`, and those of the inputs to theirs. */
-static void back(Net *net, int level, Stage *s, i64 b) {
-    const i64 kernel = s->c.kernel, length = kernel * s->from->gap, room = s->height * s->width;
-    const float *x = s->from->y + at(s->from, b, s->c.padding);
+/* The derivatives of the inputs, and where these are not dense, of the weights, by lists. */
+static void back_listed(Net *net, int level, Stage *s, i64 b, const float *x, const float *dz) {
+    const i64 kernel = s->c.kernel, length = kernel * s->from->gap, row = s->from->row, room = s->height * s->width;
     const int32_t *winners = s->c.pool ? s->winners + b * room * s->wide : NULL;
-    float *dz = s->dense ? all_slopes(net, level, s, b) : s->to->dy + at(s->to, b, 0);
-    if (s->winograd) owe_patches(net, level, s, x, dz);
-    else if (s->dense) CALL(owe_rows, &s->reach, x, dz, s->dz_row, s->down, s->across, s->c.stride * s->from->row, s->owed);
-    if (s->c.source < 0) return;
-    if (s->winograd) {
-        const i64 tiles = s->from->width / 2, all = s->from->height / 2, some = together(tiles, all), row = s->from->row;
-        float *dx = s->from->dy + at(s->from, b, 0);
-        for (i64 r = 0; r < all; r += some)
-            patched(net, level, &s->back, s->dz + 2 * r * s->dz_row, s->dz_row, s->turned, s->fresh ? net->none : NULL, least(some, all - r), tiles, dx + 2 * r * row, row);
-        return;
-    }
-    if (s->tiled) {
-        float *dx = s->from->dy + at(s->from, b, 0);
-        for (i64 i = 0; i < s->from->height; i++)
-            CALL(convolve, &s->back, s->dz + i * s->dz_row, s->turned, s->fresh ? net->none : NULL, s->from->width, dx + i * s->from->row);
-        return;
-    }
     if (s->dense) list(net, s, dz, s->dz_row, s->down, s->across, NULL);
     else list(net, s, dz, s->row_out, s->height, s->width, winners);
     for (i64 o = 0; o < s->c.out && !s->dense; o++)
-        for (i64 ky = 0; ky < kernel; ky++)
-            CALL(gather_row, s->owed + (o * kernel + ky) * length, x + ky * s->from->row, net->by_channel + o * room, net->counts[o], length);
+        for (i64 ky = 0; ky < kernel; ky++) {
+            float *into = s->owed + (o * kernel + ky) * length;
+            CALL(gather_row, into, x + ky * row, net->by_channel + o * room, net->counts[o], length);
+        }
     if (s->fresh) memset(s->from->dy + b * s->from->image, 0, (size_t)s->from->image * 4);
     float *dx = s->from->dy + at(s->from, b, s->c.padding);
     for (i64 ky = 0; ky < kernel; ky++)
         for (i64 i = 0; i < s->down; i++)
             for (i64 j = 0; j < s->across; j++) {
-                const i64 pixel = i * s->across + j;
-                float *into = dx + (i * s->c.stride + ky) * s->from->row + j * s->reach.hop;
-                CALL(gather_row, into, s->rows_of + ky * length, net->by_pixel + pixel * s->wide, net->counts[s->wide + pixel], length);
+                const i64 pixel = i * s->across + j, count = net->counts[s->wide + pixel];
+                float *into = dx + (i * s->c.stride + ky) * row + j * s->reach.hop;
+                CALL(gather_row, into, s->rows_of + ky * length, net->by_pixel + pixel * s->wide, count, length);
             }
+}
+
+/* Adds a picture's derivatives of the weights to `owed`, and those of the inputs to theirs. */
+static void back(Net *net, int level, Stage *s, i64 b) {
+    const i64 down = s->c.stride * s->from->row;
+    const float *x = s->from->y + at(s->from, b, s->c.padding);
+    const float *dz = s->dense ? all_slopes(net, level, s, b) : s->to->dy + at(s->to, b, 0);
+    if (s->winograd) owe_patches(net, level, s, x, dz);
+    else if (s->dense) CALL(owe_rows, &s->reach, x, dz, s->dz_row, s->down, s->across, down, s->owed);
+    if (s->c.source < 0) return;
+    if (s->tiled) back_tiled(net, level, s, b);
+    else back_listed(net, level, s, b, x, dz);
 }
 
 /* Adds what is owed in the layout of the loops to that in the model's. */
@@ -363,8 +388,9 @@ void net_backward(Net *net, int level, const float *slopes, i64 gap, i64 rows, f
         if (s->c.scale >= 0) memset(s->sums, 0, (size_t)(2 * s->wide) * sizeof(double));
         for (i64 b = 0; b < rows; b++) {
             const i64 here = at(s->to, b, 0);
-            float *more = s->more ? s->more->dy + at(s->more, b, 0) : net->none;
-            CALL(bar, s, s->to->y + here, s->to->dy + here, s->bias_owed, more, s->more ? s->more->row : 0, s->fresh_more);
+            const i64 row = s->more ? s->more->row : 0;
+            float *more = row ? s->more->dy + at(s->more, b, 0) : net->none;
+            CALL(bar, s, s->to->y + here, s->to->dy + here, s->bias_owed, more, row, s->fresh_more);
             if (s->c.scale >= 0) weigh(net, level, s, b);
         }
         if (s->c.scale >= 0) turn(s, (double)(rows * s->down * s->across));

@@ -4,10 +4,10 @@
 
 typedef int64_t i64;
 
-/* A convolution with a square kernel and zeros around the picture, and what follows it, in this order: batch norm, the sum
- * with what another one gave, ReLU, the largest of 2 x 2. `source` and `add` are numbers of earlier ones; -1: the pictures,
- * or nothing. Weights [out, in, kernel, kernel], biases and the norm's two vectors lie in the model where these say, the
- * norm's running mean and variance behind each other in the client's statistics; -1: there are none. */
+/* A convolution with a square kernel and zeros around the picture, and what follows it, in this order: batch norm, the
+ * sum with what another one gave, ReLU, the largest of 2 x 2. `source` and `add` are numbers of earlier ones; -1: the
+ * pictures, or nothing. Weights [out, in, kernel, kernel], biases and the norm's two vectors lie in the model where
+ * these say, the norm's running mean and variance behind each other in the client's statistics; -1: there are none. */
 typedef struct {
     i64 in, out, kernel, stride, padding, relu, pool, source, add, weight, bias, scale, shift, running;
 } Conv;
@@ -26,7 +26,7 @@ typedef struct Net Net;
 /* The floats that batches of at most `size` pictures need; -1: no memory. */
 i64 tw_room(const Front *front, i64 size);
 
-/* A network in such a room, which began as zeros and has been of no other network or size. Null where there is no memory. */
+/* A network in such a room, which began as zeros and has been of no other network or size; null: no memory. */
 INNER Net *net_open(const Front *front, i64 size, float *room);
 INNER void net_close(Net *net);
 

@@ -48,8 +48,8 @@ typedef int32_t FN(ints) __attribute__((vector_size(4 * WIDTH), aligned(4), may_
 
 /* Outputs of `pixels` pixels of a row, `groups` of channels: what they begin with, `step` floats a pixel apart, and the
  * sum over the taps of input times weight. */
-INLINE void FN(tile)(const Reach *k, const float *x, const float *w, const float *begin, i64 step, float *y, const int pixels,
-                     const int groups) {
+INLINE void FN(tile)(const Reach *k, const float *x, const float *w, const float *begin, i64 step, float *y,
+                     const int pixels, const int groups) {
     FN(vec) sums[PIXELS][ABREAST][PARTS];
     const i64 hop = k->hop, far = k->taps * 16;
     UNROLLED for (int p = 0; p < pixels; p++)
@@ -110,7 +110,7 @@ static void FN(convolve)(const Reach *k, const float *x, const float *packed, co
     }
 }
 
-/* Adds a row of `count` pixels to the moments of each channel: mean, and sum of squares around it, of `before` pixels. */
+/* Adds a row of `count` pixels to each channel's moments of `before` pixels: mean, and sum of squares around it. */
 static void FN(moments)(const float *row, i64 count, i64 wide, double before, double *mean, double *square) {
     const double after = before + (double)count;
     for (i64 o = 0; o < wide; o += 16) {
@@ -134,11 +134,12 @@ static void FN(moments)(const float *row, i64 count, i64 wide, double before, do
 /* `count` pixels of a row, each channel times a scale and plus a shift. */
 static void FN(normed)(const float *row, i64 count, i64 wide, const float *scale, const float *shift, float *to) {
     for (i64 j = 0; j < count * wide; j += wide)
-        for (i64 o = 0; o < wide; o += WIDTH) VEC(to + j + o) = FUSED(GIVEN(row + j + o), GIVEN(scale + o), GIVEN(shift + o));
+        for (i64 o = 0; o < wide; o += WIDTH)
+            VEC(to + j + o) = FUSED(GIVEN(row + j + o), GIVEN(scale + o), GIVEN(shift + o));
 }
 
-/* What follows a convolution and its norm: a row of outputs, and where there is a pool, of two, with which of four was the
- * first largest. NaN is larger than all, as in torch. 1: not all is finite. */
+/* What follows a convolution and its norm: a row of outputs, and where there is a pool, of two, with which of four was
+ * the first largest. NaN is larger than all, as in torch. 1: not all is finite. */
 static int FN(finish)(const Stage *s, const float *rows, const float *more, float *y, int32_t *winners) {
     FN(vec) flaw = SPREAD(0), none = SPREAD(0);
     const i64 wide = s->wide, step = s->c.pool ? 2 * wide : wide;
@@ -189,12 +190,14 @@ static void FN(spread)(const Stage *s, const float *dy, const int32_t *winners, 
         for (i64 o = 0; o < wide; o += WIDTH)
             for (int q = 0; q < 4; q++) {
                 FN(ints) won = *(const FN(ints) *)(winners + o), mine = (FN(ints))(won == q);
-                VEC(rows + (q >> 1) * s->across * wide + (q & 1) * wide + o) = (FN(vec))(mine & (FN(ints))GIVEN(dy + o));
+                float *to = rows + (q >> 1) * s->across * wide + (q & 1) * wide + o;
+                VEC(to) = (FN(vec))(mine & (FN(ints))GIVEN(dy + o));
             }
 }
 
-/* Adds a row's slopes, and slopes times how far the norm's inputs z are from their means, to the sums of each channel. */
-static void FN(co_moments)(const float *slopes, const float *z, i64 count, i64 wide, const float *mean, double *sum, double *product) {
+/* Adds a row's slopes, and slopes times how far the norm's inputs z are from their means, to each channel's sums. */
+static void FN(co_moments)(const float *slopes, const float *z, i64 count, i64 wide, const float *mean, double *sum,
+                           double *product) {
     for (i64 o = 0; o < wide; o += 16) {
         float sums[16] = {0}, products[16] = {0};
         for (i64 j = o; j < count * wide; j += wide)
@@ -208,8 +211,8 @@ static void FN(co_moments)(const float *slopes, const float *z, i64 count, i64 w
 }
 
 /* Slopes of a norm's inputs: scale * slope + a * (z - mean) + b. */
-static void FN(norm_back)(const float *slopes, const float *z, i64 count, i64 wide, const float *mean, const float *scale,
-                          const float *a, const float *b, float *to) {
+static void FN(norm_back)(const float *slopes, const float *z, i64 count, i64 wide, const float *mean,
+                          const float *scale, const float *a, const float *b, float *to) {
     for (i64 j = 0; j < count * wide; j += wide)
         for (i64 o = 0; o < wide; o += WIDTH) {
             FN(vec) off = GIVEN(z + j + o) - GIVEN(mean + o);
@@ -218,7 +221,8 @@ static void FN(norm_back)(const float *slopes, const float *z, i64 count, i64 wi
 }
 
 /* dw[t][..] += the sum over some rows' pixels of x[t] times slopes, of `taps` neighbours and 16 channels. */
-INLINE void FN(owe)(const Reach *k, const float *x, const float *slopes, i64 slopes_row, i64 rows, i64 width, i64 down, float *dw, const int taps) {
+INLINE void FN(owe)(const Reach *k, const float *x, const float *slopes, i64 slopes_row, i64 rows, i64 width, i64 down,
+                    float *dw, const int taps) {
     FN(vec) sums[TAPS][PARTS];
     UNROLLED for (int t = 0; t < taps; t++)
         UNROLLED for (int v = 0; v < PARTS; v++) sums[t][v] = GIVEN(dw + t * k->wide + v * WIDTH);
@@ -239,7 +243,8 @@ INLINE void FN(owe)(const Reach *k, const float *x, const float *slopes, i64 slo
 
 /* What rows of slopes add to the derivatives of the weights, [taps, channels]; `down` floats from a row's inputs to the
  * next one's. */
-static void FN(owe_rows)(const Reach *k, const float *x, const float *slopes, i64 slopes_row, i64 rows, i64 width, i64 down, float *dw) {
+static void FN(owe_rows)(const Reach *k, const float *x, const float *slopes, i64 slopes_row, i64 rows, i64 width,
+                         i64 down, float *dw) {
     const i64 length = k->kernel * k->gap, parts = (length + TAPS - 1) / TAPS;
     for (i64 o = 0; o < k->wide; o += 16)
         for (i64 ky = 0; ky < k->kernel; ky++)

@@ -55,8 +55,10 @@ static Net *planned(const Front *front, i64 size) {
         Slot *from = net->slots + c->source + 1, *to = net->slots + l + 1;
         const i64 step = c->pool ? 2 : 1, less = c->kernel - 2 * c->padding;
         Stage *s = net->stages + l;
-        *s = (Stage){.c = *c, .from = from, .to = to, .more = c->add < 0 ? NULL : net->slots + c->add + 1, .wide = padded(c->out)};
-        s->height = ((from->height - less) / c->stride + 1) / step, s->width = ((from->width - less) / c->stride + 1) / step;
+        *s = (Stage){.c = *c, .from = from, .to = to, .wide = padded(c->out)};
+        s->more = c->add < 0 ? NULL : net->slots + c->add + 1;
+        s->height = ((from->height - less) / c->stride + 1) / step;
+        s->width = ((from->width - less) / c->stride + 1) / step;
         s->down = s->height * step, s->across = s->width * step;
         s->dense = c->source < 0 || c->scale >= 0;
         s->tiled = c->source >= 0 && c->scale >= 0 && c->stride == 1 && c->padding < c->kernel;
@@ -68,17 +70,19 @@ static Net *planned(const Front *front, i64 size) {
     }
     for (i64 l = 0; l <= front->depth; l++) {
         Slot *slot = net->slots + l;
-        slot->row = (slot->width + 2 * slot->border) * slot->gap, slot->image = (slot->height + 2 * slot->border) * slot->row;
+        slot->row = (slot->width + 2 * slot->border) * slot->gap;
+        slot->image = (slot->height + 2 * slot->border) * slot->row;
     }
     for (Stage *s = net->stages + front->depth - 1; s >= net->stages; s--) {
-        const i64 k = s->c.kernel, in = s->c.in, out = s->c.out, gap = s->from->gap, same = gap == in, alike = s->wide == out;
+        const i64 k = s->c.kernel, in = s->c.in, out = s->c.out, gap = s->from->gap, wide = s->wide;
+        const i64 runs = gap == in ? 1 : k, back_runs = wide == out ? 1 : k;
         s->row_out = s->to->row;
-        s->dz_border = s->tiled ? k - 1 - s->c.padding : 0, s->dz_row = (s->across + 2 * s->dz_border) * s->wide;
-        s->reach = (Reach){k, s->from->row, gap, s->c.stride * gap, same ? k * in : in, same ? 1 : k, k * k * in, s->wide};
-        s->back = (Reach){k, s->dz_row, s->wide, s->wide, alike ? k * out : out, alike ? 1 : k, k * k * out, gap};
+        s->dz_border = s->tiled ? k - 1 - s->c.padding : 0, s->dz_row = (s->across + 2 * s->dz_border) * wide;
+        s->reach = (Reach){k, s->from->row, gap, s->c.stride * gap, k / runs * in, runs, k * k * in, wide};
+        s->back = (Reach){k, s->dz_row, wide, wide, k / back_runs * out, back_runs, k * k * out, gap};
         if (s->winograd) {
-            s->reach = (Reach){1, 0, gap, gap, in, 1, in, s->wide};
-            s->back = (Reach){1, 0, s->wide, s->wide, out, 1, out, gap};
+            s->reach = (Reach){1, 0, gap, gap, in, 1, in, wide};
+            s->back = (Reach){1, 0, wide, wide, out, 1, out, gap};
         }
         /* On the way back the last of those that read a slot comes first; what it adds before what it convolves. */
         s->fresh_more = s->more != NULL, s->fresh = 1;

@@ -10,8 +10,8 @@ static inline i64 most(i64 a, i64 b) { return a > b ? a : b; }
 /* `by` times the row of floats that begins at `at`. */
 typedef struct { i64 at; float by; } Owed;
 
-/* How a convolution reads its inputs: floats of a row and of a pixel, from one output's inputs to the next one's, how many
- * numbers lie beside each other, and how often; weights of an output; floats of a pixel of the outputs. */
+/* How a convolution reads its inputs: floats of a row and of a pixel, from one output's inputs to the next one's, how
+ * many numbers lie beside each other, and how often; weights of an output; floats of a pixel of the outputs. */
 typedef struct { i64 kernel, row, gap, hop, run, runs, taps, wide; } Reach;
 
 /* The pictures, or what a stage gives: floats of a pixel, a row and a picture, border included. */
@@ -22,7 +22,7 @@ typedef struct {
     i64 down, across, height, width, wide, row_out; /* pixels of the convolution, and of what leaves; padded channels */
     const Slot *from, *more;
     Slot *to;
-    int dense, tiled, winograd, fresh, fresh_more;  /* how; whether it is the first to write derivatives to its inputs */
+    int dense, tiled, winograd, fresh, fresh_more;  /* the way back; whether it is the first to write there */
     Reach reach, back;
     float *packed, *turned, *rows_of, *owed, *bias, *bias_owed;
     int32_t *winners;

@@ -1,7 +1,7 @@
 /* Winograd's convolutions of 3 x 3, included as convolve.h is: four outputs of 2 x 2 from a patch of 4 x 4 inputs by 16
- * products, where 36 would do. "Fast algorithms for convolutional neural networks", Lavin and Gray, CVPR 2016,
- * arXiv:1509.09308, section 4.1, whose names these are: Y = At [(G g Gt) * (Bt d B)] A. Of a patch the 16 numbers lie in 16
- * planes [patch, channels], `far` floats apart. */
+ * products, where 36 would do. Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", CVPR 2016,
+ * arXiv:1509.09308, whose names these are: Y = At [(G g Gt) * (Bt d B)] A. The 16 numbers of a patch lie in 16 planes
+ * [patch, channels], `far` floats apart. */
 
 /* Bt d B of a row of `tiles` patches. */
 static void FN(patches)(const float *d, i64 row, i64 gap, i64 tiles, float *planes, i64 far) {
@@ -28,7 +28,7 @@ static void FN(patches)(const float *d, i64 row, i64 gap, i64 tiles, float *plan
     }
 }
 
-/* At m A of a row of patches, two rows of outputs: they begin with the bias, or with what is there, where it is null. */
+/* At m A of a row of patches, two rows of outputs. They begin with the bias, or where that is null as they are. */
 static void FN(unpatch)(const float *planes, i64 far, i64 tiles, i64 wide, const float *bias, float *y, i64 row) {
     for (i64 t = 0; t < tiles; t++)
         for (i64 c = 0; c < wide; c += WIDTH) {
@@ -39,7 +39,8 @@ static void FN(unpatch)(const float *planes, i64 far, i64 tiles, i64 wide, const
                 high[j] = GIVEN(from + j * far) + b + e, low[j] = b - e - GIVEN(from + (12 + j) * far);
             }
             float *to = y + 2 * t * wide + c;
-            FN(vec) sums[4] = {high[0] + high[1] + high[2], high[1] - high[2] - high[3], low[0] + low[1] + low[2], low[1] - low[2] - low[3]};
+            const FN(vec) sums[4] = {high[0] + high[1] + high[2], high[1] - high[2] - high[3],
+                                     low[0] + low[1] + low[2], low[1] - low[2] - low[3]};
             UNROLLED for (int q = 0; q < 4; q++) {
                 float *at = to + (q >> 1) * row + (q & 1) * wide;
                 VEC(at) = sums[q] + (bias ? GIVEN(bias + c) : GIVEN(at));
