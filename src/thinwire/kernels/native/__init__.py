@@ -1,4 +1,4 @@
-"""The loops in C: found, checked and chosen here. ``build.py`` compiles them: ``native.c``, and beside it ``convnet.c``.
+"""The loops in C: found, checked and chosen here. ``build.py`` compiles them, ``native.c`` and beside it ``convnet.c``.
 
 They run where the library was compiled (at install) and the tensors are 32-bit floats on the CPU; everywhere else
 the references in torch do, with the same bits. The environment variable ``THINWIRE_KERNELS`` chooses:
