@@ -383,6 +383,10 @@ OTHERS = {
     "frozen": changed(lambda conv: conv.requires_grad_(False)),
     "frozen bias": changed(lambda conv: conv.bias.requires_grad_(False), 2),
     "hook": changed(lambda conv: conv.register_forward_hook(lambda *_: None), 1),
+    "hook on the way back": changed(lambda conv: conv.register_full_backward_pre_hook(lambda *_: None), 1),
+    "hook of a weight": changed(lambda conv: conv.weight.register_hook(lambda slope: 2 * slope)),
+    "hook of a gradient": changed(lambda conv: conv.weight.register_post_accumulate_grad_hook(lambda weight: None)),
+    "another forward": changed(lambda relu: setattr(relu, "forward", torch.tanh), 1),
     "factors": changed(lambda conv: nn.utils.parametrizations.weight_norm(conv)),
 }
 

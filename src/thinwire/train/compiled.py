@@ -139,8 +139,7 @@ def chain(module: nn.Module, layout: Layout) -> Chain | None:
 
     They know linear layers, fastText, and convolutions with linear layers behind them.
     """
-    hooked = any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in module.modules())
-    if native.library() is None or hooked:
+    if native.library() is None or any(map(_bent, module.modules())):
         return None
     layers: list[ChainLayer] = []
     flattens, words = False, WordTable()
@@ -169,6 +168,13 @@ def chain(module: nn.Module, layout: Layout) -> Chain | None:
     if not layers or (convs and not (flattens or convs.means)) or whole != own + sum(layer.size for layer in layers):
         return None
     return Chain(layers, flattens, words, convs)
+
+
+def _bent(module: nn.Module) -> bool:
+    """Whether more is done in a module's passes, or to its gradients, than its class says."""
+    hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+    own = [(p._backward_hooks, p._post_accumulate_grad_hooks) for p in module.parameters(recurse=False)]
+    return "forward" in vars(module) or any(hooks) or any(map(any, own))
 
 
 def _plain(words: nn.Module) -> bool:
