@@ -332,6 +332,19 @@ def test_simulating_is_measured_beside_a_bare_loop(tmp_path: Path) -> None:
 
 
 @pytest.mark.deployment
+def test_the_parts_of_a_step_in_c_are_measured_beside_a_bare_one(tmp_path: Path) -> None:
+    into = tmp_path / "steps.jsonl"
+    arguments = ["--tiny", "--turns", 1, "--json", "--into", into]
+    found = json.loads(run("steps.py", *arguments, folder="benchmarks").splitlines()[-1])
+    assert written(into) == list(found.values())
+    assert list(found) == ["J1", "J3"]
+    for line in found.values():
+        parts = line["found"]
+        assert min(parts["convolutions"], parts["back through convolutions"], line["bare_step"]) > 0
+        assert sum(parts.values()) < 1.01 * line["step"] + 6
+
+
+@pytest.mark.deployment
 def test_steps_that_keep_freed_memory_are_measured_beside_others(tmp_path: Path) -> None:
     into = tmp_path / "allocator.jsonl"
     arguments = ["--tiny", "--passes", 1, "--only", "steps", "--json", "--into", into]

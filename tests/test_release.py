@@ -68,8 +68,9 @@ def hook(tmp_path, monkeypatch):
     """A build of a copy of the kernels, without hatchling: what it puts into a wheel, by environment."""
     folder = tmp_path / "src/thinwire/kernels/native"
     folder.mkdir(parents=True)
-    for name in ("build.py", "native.c", "loops.h"):
-        shutil.copy(ROOT / folder.relative_to(tmp_path) / name, folder)
+    here = ROOT / folder.relative_to(tmp_path)
+    for file in (here / "build.py", *here.glob("*.[ch]")):
+        shutil.copy(file, folder)
     for name in ("hatchling", "hatchling.builders", "hatchling.builders.hooks", "hatchling.builders.hooks.plugin"):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     interface = types.ModuleType("interface")

@@ -42,6 +42,21 @@ def simulate() -> list[str]:
 
 
 @table
+def steps() -> list[str]:
+    results = read(
+        "benchmarks/results/steps.jsonl",
+        "python benchmarks/steps.py --into benchmarks/results/steps.jsonl",
+    )
+    rows = []
+    for line in results.lines:
+        share = f"{line['step'] / line['bare_step']:.2f}"
+        rows.append([where(line), line["job"], *(f"{n:,}" for n in line["found"].values())])
+        rows[-1] += [f"{line['step']:,}", f"{line['bare_step']:,}", share]
+    parts = list(results.lines[0]["found"])
+    return markdown(["processor", "`benchmarks/steps.py`", *parts, "a step", "bare step", "ratio"], rows, (0, 1))
+
+
+@table
 def allocator() -> list[str]:
     results = read(
         "benchmarks/results/allocator.jsonl",

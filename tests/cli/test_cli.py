@@ -288,7 +288,7 @@ def broken(clients):
         (["FedAvg()", "--holdout", "1"], "--holdout 1.0: it is a share below 1"),
         (["FedAvg()", "--evaluate-every", "0"], "--evaluate-every 0: it must be at least 1"),
         (["FedAvg()", "--checkpoint-every", "0"], "--checkpoint-every 0: it must be at least 1"),
-        (["FedAvg()", "--plan", "fast"], "--plan fast: one of 'each', 'together', 'measured' is expected"),
+        (["FedAvg()", "--plan", "fast"], "--plan fast: one of 'each', 'together', 'compiled', 'measured' is expected"),
     ],
 )
 def test_a_mistake_is_one_line_that_names_what_to_change(thinwire, tmp_path, words, said):

@@ -35,7 +35,7 @@ OPTIONS: list[tuple[str, Any, str, str, str]] = [
     ("checkpoint_every", 4, "4", "0", "--checkpoint-every 0: it must be at least 1"),
     ("workers", 1, "1", "0", "--workers 0: it must be at least 1"),
     ("device", "cpu:0", "cpu:0", "tpu9", "--device tpu9: no such device here; use cpu or cuda"),
-    ("plan", "each", "each", "fast", "--plan fast: one of 'each', 'together', 'measured' is expected"),
+    ("plan", "each", "each", "fast", "--plan fast: one of 'each', 'together', 'compiled', 'measured' is expected"),
     ("states", "disk", "disk", "tape", "--states tape: one of 'memory', 'disk' is expected"),
     (
         "record",

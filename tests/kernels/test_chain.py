@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,27 +11,15 @@ import torch
 from torch import Tensor, nn
 
 import thinwire as tw
-from thinwire import Key, LocalSGD, Supervised
+from clients import KEY, TRAINERS, made, some
+from thinwire import LocalSGD, Supervised
 from thinwire.kernels import native
 from thinwire.local import Local, Memory
 from thinwire.params import Params
-from thinwire.train.compiled import Chain, chain, train_chains
+from thinwire.train.compiled import chain, train_chains
 from thinwire.train.many import train_many
 from thinwire.train.one import train
 from thinwire.train.slot import Slot
-
-KEY = Key(3, 2, 1)
-
-
-@pytest.fixture
-def levels() -> Iterator[list[str]]:
-    """Every level that this machine has."""
-    chosen = list(native._chosen)
-    if native._load() is None:
-        pytest.skip("the kernels are not compiled here")
-    yield [level for level in native.LEVELS if native.use(level) == level]
-    native._chosen[:] = chosen
-    native._level()
 
 
 def deep() -> nn.Module:  # widths on either side of a vector of 16, and of four rows
@@ -79,30 +67,6 @@ def texts(n: int = 23) -> Supervised:  # of 0 to 9 words, some of them twice
     words = torch.where(torch.arange(9) < length, words, 0)
     assert (length == 0).any()
     return Supervised(words, torch.randint(3, (40,), generator=g), torch.arange(n) + 5)
-
-
-def made(module: nn.Module, std: float = 0.5) -> tuple[Slot, Chain, Params]:
-    torch.manual_seed(0)
-    slot = Slot(module)
-    slot.flat.normal_(std=std)
-    known = chain(slot.module, slot.layout)
-    assert known is not None
-    return slot, known, slot.params()
-
-
-def some(x: Params, seed: int, scale: float = 0.1) -> Params:
-    return Params(x.layout, scale * torch.randn(x.layout.size, generator=torch.Generator().manual_seed(seed)))
-
-
-TRAINERS = {
-    "a few": LocalSGD(0.2, batch=4, epochs=2),
-    "five": LocalSGD(0.2, batch=5),
-    "one by one": LocalSGD(0.1, batch=1),
-    "all at once": LocalSGD(0.3, batch=None, epochs=3),
-    "part of an epoch": LocalSGD(0.2, batch=7, epochs=0.5),
-    "steps": LocalSGD(0.2, batch=16, steps=5),
-    "bent": LocalSGD(0.1, batch=8, epochs=2, momentum=0.8, weight_decay=0.01, prox=0.1),
-}
 
 
 @pytest.mark.parametrize("name", TRAINERS)

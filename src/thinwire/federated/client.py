@@ -21,6 +21,7 @@ from ..key import Key
 from ..local import Local, Memory, Trained
 from ..params import Params
 from ..task import Supervised, Task
+from ..train import one_in_c
 from ..train.many import Apart, batchable, train_many
 from ..train.one import train
 from ..train.slot import Slot
@@ -242,10 +243,16 @@ class Round:
         return Reply(dumps(body), *about, looks, change, after, form.norms(seen, manner.exact))
 
 
-def one_round(algorithm: Algorithm, form: Form, slot: Slot, turn: Turn, manner: Manner = PLAIN) -> Reply:
-    """Everything a client does between two messages. Raises :class:`NonFinite`, naming round and client."""
+def one_round(
+    algorithm: Algorithm, form: Form, slot: Slot, turn: Turn, manner: Manner = PLAIN, in_c: bool = False
+) -> Reply:
+    """Everything a client does between two messages; ``in_c``: it is trained there, where that can be.
+
+    Raises :class:`NonFinite`, naming round and client.
+    """
     began = time.perf_counter()
-    round = play(algorithm, form, slot, turn, manner.train)
+    answer = _training_in(slot, one_in_c.train) if in_c and manner.train is None else manner.train
+    round = play(algorithm, form, slot, turn, answer)
     return round.reply(slot.buffers(), time.perf_counter() - began, manner)
 
 
@@ -286,8 +293,8 @@ def repeating(began: Sequence[Dice], again: int) -> Iterator[None]:
         yield
 
 
-def _training_in(slot: Slot) -> Training:
-    return lambda request, task, key: train(slot, task, request, key)
+def _training_in(slot: Slot, by: Callable[[Slot, Task, Local, Key], Trained] = train) -> Training:
+    return lambda request, task, key: by(slot, task, request, key)
 
 
 @contextlib.contextmanager

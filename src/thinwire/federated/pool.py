@@ -34,6 +34,7 @@ from ..task import Task
 from ..train.evaluation import Tally, evaluate, mean_metrics, portions
 from ..train.many import batchable, chain_of, train_many
 from ..train.one import train
+from ..train.one_in_c import chain_for
 from ..train.precision import Precision
 from ..train.slot import Slot
 from ..train.threads import single
@@ -67,13 +68,17 @@ class Work(NamedTuple):
         return Turn(self.tasks[job.key.client], *inputs, job.key, job.told)
 
 
-Plan = Literal["each", "together"]
-"""Clients one after the other, or many small ones trained as one. Chosen once, then kept: it moves the last bits."""
+Plan = Literal["each", "together", "compiled"]
+"""Clients one by one in torch, many small ones trained as one, or one by one in C where the loops there know the model.
+
+Chosen once, then kept: it moves the last bits.
+"""
 # What together is taken for. Linear layers of 407,050 parameters took .65 to .78 of the time of one by one, of 1.9
 # million .61 to 1.47, convolutions with 10 examples a batch .64 to 1.78 and with more always longer. On a GPU a
 # step of one small model is the launches of its kernels, whatever its layers are.
 SMALL = 500_000  # parameters, of linear layers alone
 SMALL_WORDS = 1_000_000  # of fastText in C: a step moves few of them, but each client of a job holds a model
+SMALL_CONVOLUTIONS = 2_000_000  # of convolutions in C, which read all weights anew in each step
 SMALL_GPU = 1_000_000  # parameters, of any layers
 WORTH = 200  # local steps a round, of all clients: below that torch.func's import costs more than is saved
 PROBE = 3  # steps timed of each, where it is measured
@@ -166,21 +171,25 @@ class Pool:
             yield reply._replace(next=restore(loads(own, max_values=None, finite=False), self.work.own))
 
     def choose(self, jobs: Sequence[Job], view: View, measured: bool = False) -> Plan:
-        """One by one or together: by a rule from model and sizes, the same every time, or by timing a few steps.
+        """How clients are trained: by a rule from model and sizes, the same every time, or by timing a few steps.
 
-        Together is taken for clients that can be trained as one, of a small model of linear layers alone or of a
-        small fastText in C; where it is measured, for any that it makes faster by a clear margin.
+        Compiled is taken for convolutions that the loops in C know. Together is taken for clients that can be trained
+        as one, of a small model of linear layers alone or of a small fastText in C; where it is measured, for any
+        that it makes faster by a clear margin.
         """
         work, everyone = self.work, len(jobs)
         jobs = jobs[: _chunks(len(jobs))[0][1]] if jobs else []
-        if self.random or work.manner.train is not None or len(jobs) < 2:
+        if self.random or work.manner.train is not None:
             return "each"
         rounds = [Round(work.algorithm, work.form, *work.turn(view, job)) for job in jobs]
         rounds = [round for round in rounds if round.request is not None]  # those that train
         requests = [round.request for round in rounds if round.request is not None]
         tasks, keys = [round.task for round in rounds], [round.key for round in rounds]
         with _borrow(self.crew.slots) as slot, warnings.catch_warnings():
-            if not requests or not batchable(slot, tasks, requests):
+            known = chain_for(slot, tasks[0], requests[0]) if requests else None
+            if known is not None and known.convs and slot.layout.size <= SMALL_CONVOLUTIONS:
+                return "compiled"
+            if len(jobs) < 2 or not requests or not batchable(slot, tasks, requests):
                 return "each"
             in_c = chain_of(slot, tasks[0])
             few = in_c is not None and in_c.texts and slot.layout.size <= SMALL_WORDS
@@ -236,7 +245,8 @@ class Pool:
     def _round(self, view: View, job: Job) -> Reply:
         work = self.work
         with _borrow(self.crew.slots) as slot:
-            return one_round(work.algorithm, work.form, slot, work.turn(view, job), work.manner)
+            turn, in_c = work.turn(view, job), self.plan == "compiled"
+            return one_round(work.algorithm, work.form, slot, turn, work.manner, in_c)
 
     def _rounds(self, view: View, jobs: Sequence[Job]) -> list[Reply]:
         work = self.work

@@ -96,11 +96,13 @@ class Setting(ClientsSetting):
     - ``sampler``: who takes part (:class:`~thinwire.Sampler`), such as ``PowerOfChoice(20)``. Of one that asks
       clients for their losses a round's record has ``asked``, how many. None: ``sample`` clients, drawn uniformly.
     - ``device``: where models train, as torch names it. Another type of device moves the last bits.
-    - ``plan``: whether small clients are trained as one ("together") or one by one ("each"). The two differ in
-      the last bits. None chooses by a rule from model and sizes, the same every time: together are clients of one
-      data set and a model of linear layers with at most 500,000 parameters (on a GPU: a million, any layers) without
-      buffers or random layers. "measured" times a few steps of both in the first round, so that the same run may
-      give other bits.
+    - ``plan``: how clients are trained: one by one in torch ("each"), small ones as one ("together"), or one by one in
+      C ("compiled"; in torch what the loops there do not know). They differ in the last bits. None chooses by a rule
+      from model and sizes, the same every time. Compiled are networks of convolutions that the loops know
+      (:mod:`thinwire.train.convnet`) with at most two million parameters, trained by SGD without clipping, warm-up or a
+      loss of the method's own. Together are clients of one data set and a model of linear layers with at most 500,000
+      parameters (on a GPU: a million, any layers) without buffers or random layers. "measured" chooses compiled by that
+      rule too, and else times a few steps of the others in the first round, so that the same run may give other bits.
 
     - ``start``: "sent" sends every client the starting model with its first call. "known" sends it to nobody: clients
       draw it from ``seed`` as the server does (or hold the same module), and check a digest of it. A client that is
@@ -149,10 +151,10 @@ class Setting(ClientsSetting):
     checkpoint_every: Count = _field(10, "Rounds between checkpoints.")
     workers: Count | None = _field(None, "Clients trained at once (default: one a core).")
     device: str = _field("cpu", "Where models train: cpu, cuda, cuda:1.")
-    plan: Literal["each", "together", "measured"] | None = _field(
+    plan: Literal["each", "together", "compiled", "measured"] | None = _field(
         None,
-        "How clients are trained: each (one by one), together (small ones as one) or measured (what is faster here); "
-        "by default a rule chooses from the model and its size.",
+        "How clients are trained: each (one by one), together (small ones as one), compiled (one by one in C) or "
+        "measured (what is faster here); by default a rule chooses from the model and its size.",
     )
     states: Literal["memory", "disk"] = _field("memory", "Where clients' states lie between rounds: memory or disk.")
     record: Literal["looks", "bytes", "layers", "gradients", "models", "all"] | None = _field(

@@ -57,7 +57,7 @@ class ResNet(nn.Module):
         sizes = [(width, width, 1), (width, 2 * width, 2), (2 * width, 4 * width, 2)]
         self.stages = nn.Sequential(
             *(
-                _Block(outputs if i else inputs, outputs, 1 if i else stride, norm, project=i == 0)
+                Block(outputs if i else inputs, outputs, 1 if i else stride, norm, project=i == 0)
                 for inputs, outputs, stride in sizes
                 for i in range(blocks)
             )
@@ -78,7 +78,9 @@ class ResNet(nn.Module):
         return [self.conv, self.norm, nn.ReLU(), *self.stages, ChannelMean(), self.dense]
 
 
-class _Block(nn.Module):
+class Block(nn.Module):
+    """Two convolutions, and what came in, or a projection of it, added to what they give."""
+
     def __init__(self, inputs: int, outputs: int, stride: int, norm: str, project: bool) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)

@@ -1,8 +1,9 @@
-"""Small models of linear layers, and fastText, trained in C, one client after the other.
+"""Small models of linear layers, fastText, and networks of convolutions, trained in C, one client after the other.
 
 A small model stays in the processor's cache, and of a vocabulary a step touches the words of its texts alone.
 What torch spends on such a client is overhead (its steps taken singly) or memory traffic (many
-models side by side); the arithmetic is the smallest part. The loops are ``tw_chains`` in
+models side by side); the arithmetic is the smallest part. Convolutions (:mod:`thinwire.train.convnet`) come before
+linear layers, and of them arithmetic is most: C leaves out what a pool makes zero. The loops are ``tw_chains`` in
 ``kernels/native``; the numbers are those of :mod:`thinwire.train.one` to rounding.
 """
 
@@ -21,11 +22,15 @@ from ..key import Key
 from ..local import Local, LocalSGD, Memory, Trained, Trainer
 from ..losses import cross_entropy
 from ..models.fasttext import FILL, FastText
+from ..models.resnet import ResNet
 from ..params import Layout, Params
 from ..task import Supervised
 from .batches import order
+from .convnet import Convolutions, Front, Rooms, convolutions, stages_of
 
 AFTER = {nn.Identity: 0, nn.ReLU: 1, nn.Tanh: 2, nn.Sigmoid: 3}
+PARTS = ("examples", "convolutions", "linear layers", "back through linear layers", "back through convolutions", "bend")
+"""The parts of a step in C. Those on the way back move the weights too, unless a step of SGD is bent."""
 
 
 class ChainLayer(NamedTuple):
@@ -60,6 +65,7 @@ class Chain(NamedTuple):
     layers: list[ChainLayer]
     flattens: bool  # whether it begins by making rows of its inputs
     words: WordTable  # whose mean is what the first layer takes
+    convs: Convolutions  # whose outputs it takes where there are any
 
     @property
     def texts(self) -> bool:
@@ -70,6 +76,8 @@ class Chain(NamedTuple):
         """Whether the loops know this task: rows of floats, pictures or texts, classes, cross-entropy."""
         x, y, shape = task.inputs, task.targets, task.inputs.shape
         rows = shape[1:].numel() == self.layers[0].inputs and (x.ndim == 2 or self.flattens)
+        if self.convs:
+            rows = x.ndim == 4 and self.convs.features(*x.shape[1:]) == self.layers[0].inputs
         known = x.dtype == torch.float32 or (x.dtype == torch.uint8 and x.ndim == 4)
         if self.texts:
             rows, known = x.ndim == 2, x.dtype == torch.int64
@@ -119,18 +127,27 @@ class _Client(native.Struct):
         *((name, ctypes.c_void_p) for name in ("anchor", "offset", "mask", "part", "velocity")),
         *((name, ctypes.c_float) for name in ("lr", "decay", "prox", "momentum")),
         ("loss", ctypes.c_double),
+        ("spent", ctypes.c_void_p),
+        ("statistics", ctypes.c_void_p),
+        ("room", ctypes.c_void_p),
+        ("most", ctypes.c_int64),
     )
 
 
 def chain(module: nn.Module, layout: Layout) -> Chain | None:
-    """The module as a chain of linear layers, or fastText, if it is one and the loops were compiled; else None."""
-    hooked = any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in module.modules())
-    if native.library() is None or hooked:
+    """The module as the loops take it, if they know it and were compiled; else None.
+
+    They know linear layers, fastText, and convolutions with linear layers behind them.
+    """
+    if native.library() is None or any(map(_bent, module.modules())):
         return None
     layers: list[ChainLayer] = []
-    flattens, words, own = False, WordTable(), 0
-    for name, stage in _stages(module):
-        if type(stage) is FastText and not layers and not flattens:
+    flattens, words = False, WordTable()
+    stages = list(_stages(module))
+    convs, count = convolutions(stages, layout)
+    own = convs.size
+    for name, stage in stages[count:]:
+        if type(stage) is FastText and not (layers or flattens or convs):
             table = layout.spans.get(f"{name}words.weight")
             if table is None or not _plain(stage.words):
                 return None
@@ -148,9 +165,16 @@ def chain(module: nn.Module, layout: Layout) -> Chain | None:
         else:
             return None
     whole = sum(size for _, size, _ in layout.spans.values())
-    if not layers or whole != own + sum(layer.size for layer in layers):
+    if not layers or (convs and not (flattens or convs.means)) or whole != own + sum(layer.size for layer in layers):
         return None
-    return Chain(layers, flattens, words)
+    return Chain(layers, flattens, words, convs)
+
+
+def _bent(module: nn.Module) -> bool:
+    """Whether more is done in a module's passes, or to its gradients, than its class says."""
+    hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+    own = [(p._backward_hooks, p._post_accumulate_grad_hooks) for p in module.parameters(recurse=False)]
+    return "forward" in vars(module) or any(hooks) or any(map(any, own))
 
 
 def _plain(words: nn.Module) -> bool:
@@ -177,12 +201,25 @@ def _layer(name: str, stage: nn.Linear, layout: Layout) -> ChainLayer | None:
 
 
 def train_chains(
-    chain: Chain, tasks: Sequence[Supervised], requests: Sequence[Local], keys: Sequence[Key]
+    chain: Chain,
+    tasks: Sequence[Supervised],
+    requests: Sequence[Local],
+    keys: Sequence[Key],
+    spent: Tensor | None = None,
+    statistics: Tensor | None = None,
+    rooms: Rooms | None = None,
 ) -> list[Trained]:
-    """:func:`thinwire.train.one.train` of clients whose task ``chain`` takes. Numbers may have become infinite."""
+    """:func:`thinwire.train.one.train` of clients whose task ``chain`` takes. Numbers may have become infinite.
+
+    The seconds of each of :data:`PARTS` are added to ``spent``, 64-bit floats. ``statistics`` are the running means and
+    variances of norms, 32-bit floats, which move: of one client, then. ``rooms`` has memory for convolutions, which the
+    next client of the same worker needs again.
+    """
     lib = native.library()
     assert lib is not None
     examples, made, held = Examples(tasks[0]), list[_Client](), []
+    rooms = rooms or Rooms()  # clients take turns in it
+    front = Front(chain.convs, tasks[0].inputs.shape[1:]) if chain.convs else None
     for task, request, key in zip(tasks, requests, keys, strict=True):
         trainer, x = request.trainer, request.x
         w = x.flat.clone(memory_format=torch.contiguous_format)
@@ -197,6 +234,11 @@ def train_chains(
         client = _Client(steps=steps, size=size, momentum=getattr(trainer, "momentum", 0.0), **reals)
         client.point(w=w, own=_indices(task), places=places)
         client.point(anchor=anchor, offset=offset, mask=mask, part=part, velocity=velocity)
+        client.point(spent=spent, statistics=statistics)
+        if front is not None:
+            room = rooms.at_least(front, size)
+            client.most = room.most
+            client.point(room=room.floats)
         made.append(client)
         held.append((w, places, velocity, begun.steps + steps))
     clients = native.row(made)
@@ -205,7 +247,9 @@ def train_chains(
     )
     size, depth = requests[0].x.layout.size, len(chain.layers)
     words = ctypes.byref(chain.words)
-    status = lib.tw_chains(clients, len(clients), size, words, layers, depth, ctypes.byref(examples))
+    status = lib.tw_chains(
+        clients, len(clients), size, words, front and ctypes.byref(front), layers, depth, ctypes.byref(examples)
+    )
     if status == -2:
         raise IndexError(f"a text has a word that is not one of the model's {chain.words.vocabulary}, 0 and up")
     native.check(status)
@@ -230,6 +274,9 @@ def _indices(task: Supervised) -> Tensor | None:
 
 
 def _stages(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    if type(module) is ResNet:
+        yield from ((f"{prefix}{name}", stage) for name, stage in stages_of(module))
+        return
     if type(module) is not nn.Sequential:
         yield prefix, module
         return

@@ -19,6 +19,7 @@ from ..key import Key
 from ..losses import Ratio, mean_loss
 from ..params import Layout, Params, is_finite
 from ..task import Batch, Supervised, Task
+from .convnet import Rooms
 from .device import to_device
 from .given import (
     Attributes,
@@ -86,6 +87,7 @@ class Slot:
         self.spares: list[Slot] = []
         self.random = False  # whether training draws from the generators that a process shares
         self.attributes = Attributes(self.module)
+        self.rooms = Rooms()
 
     def twin(self) -> Slot:
         """Another slot for the same module, for another worker."""

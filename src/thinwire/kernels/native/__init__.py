@@ -1,4 +1,4 @@
-"""The loops in C: found, checked and chosen here. ``native.c`` and ``loops.h`` hold them, ``build.py`` compiles them.
+"""The loops in C: found, checked and chosen here. ``build.py`` compiles them, ``native.c`` and beside it ``convnet.c``.
 
 They run where the library was compiled (at install) and the tensors are 32-bit floats on the CPU; everywhere else
 the references in torch do, with the same bits. The environment variable ``THINWIRE_KERNELS`` chooses:
@@ -118,7 +118,8 @@ SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "tw_levels_put": (INT, [POINTER, LONG, LONG, INT, INT, POINTER, POINTER, POINTER, LONG]),
     "tw_levels_get": (INT, [POINTER, LONG, LONG, INT, INT, POINTER, POINTER, POINTER, LONG]),
     "tw_outer_sum": (None, [POINTER, POINTER, LONG, LONG, LONG, POINTER, INT]),
-    "tw_chains": (INT, [POINTER, LONG, LONG, POINTER, POINTER, INT, POINTER]),
+    "tw_room": (LONG, [POINTER, LONG]),
+    "tw_chains": (INT, [POINTER, LONG, LONG, POINTER, POINTER, POINTER, INT, POINTER]),
 }
 
 

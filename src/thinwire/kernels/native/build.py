@@ -1,4 +1,4 @@
-"""Compiles native.c beside itself: ``python -m thinwire.kernels.native.build``, and what installing does.
+"""Compiles the files in C beside it, as installing does: ``python -m thinwire.kernels.native.build``.
 
 Needs a C compiler (``cc``, or what ``CC`` names) and nothing else. The library has a plain C interface and is
 loaded with ctypes, so one file serves every version of Python.
@@ -33,7 +33,7 @@ if SANITIZED:  # the last -O counts
 
 def checksum() -> int:
     """Of the source: a library that was compiled of another one is not used."""
-    return zlib.crc32(b"".join((HERE / name).read_bytes() for name in ("native.c", "loops.h")))
+    return zlib.crc32(b"".join(path.read_bytes() for path in sorted(HERE.glob("*.[ch]"))))
 
 
 def platform() -> str:
@@ -72,7 +72,8 @@ def build() -> Path:
     with tempfile.TemporaryDirectory(dir=HERE) as folder:  # the same disk: what is there is replaced in one step
         made = Path(folder) / LIBRARY.name
         source = f"-DTW_SOURCE={checksum()}u"
-        command = [*compiler, *FLAGS, *_target(), source, "-o", str(made), str(HERE / "native.c"), "-lm"]
+        files = [str(path) for path in sorted(HERE.glob("*.c"))]
+        command = [*compiler, *FLAGS, *_target(), source, "-o", str(made), *files, "-lm"]
         subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         made.replace(LIBRARY)
     return LIBRARY

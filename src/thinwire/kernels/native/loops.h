@@ -604,21 +604,37 @@ static void FN(linear)(const float *x, i64 gap, i64 rows, const float *w, const 
             FN(dots)(x + b * gap, gap, w + o * in, bias ? bias + o : 0, in, 1, y + b * out_gap + o, out_gap);
 }
 
-/* dx[b] = sum of dy[b][o] * w[o]. */
-static void FN(linear_inputs)(const float *dy, i64 out_gap, i64 rows, const float *w, i64 in, i64 out, float *dx, i64 gap) {
+/* dx[b] += sum of dy[b][o] * w[o], of five examples and `wide` times sixteen inputs, or the `some` that there are. */
+INLINE void FN(back)(const float *dy, i64 out_gap, const float *w, i64 in, i64 some, i64 out, const int wide, float *dx, i64 gap) {
     float room[16];
-    for (i64 b = 0; b < rows; b += ROWS)
-        for (i64 i = 0; i < in; i += 16) {
-            FN(vec) sums[ROWS][PARTS] = {{{0}}};
-            for (i64 o = 0; o < out; o++) {
-                const float *row = FN(some)(w + o * in + i, in - i, room);
-                for (int p = 0; p < PARTS; p++) {
-                    FN(vec) v = GIVEN(row + p * WIDTH);
-                    for (int r = 0; r < ROWS; r++) sums[r][p] += v * dy[(b + r) * out_gap + o];
-                }
+    FN(vec) sums[ROWS][ABREAST * PARTS];
+    for (int r = 0; r < ROWS; r++)
+        for (int p = 0; p < wide * PARTS; p++) sums[r][p] = GIVEN(dx + r * gap + p * WIDTH);
+    for (i64 o = 0; o < out; o++) {
+        const float *row = wide > 1 ? w + o * in : FN(some)(w + o * in, some, room);
+        for (int p = 0; p < wide * PARTS; p++) {
+            FN(vec) v = GIVEN(row + p * WIDTH);
+            for (int r = 0; r < ROWS; r++) sums[r][p] += v * dy[r * out_gap + o];
+        }
+    }
+    for (int r = 0; r < ROWS; r++)
+        for (int p = 0; p < wide * PARTS; p++) VEC(dx + r * gap + p * WIDTH) = sums[r][p];
+}
+
+/* dx[b] = sum of dy[b][o] * w[o]. As many rows of the weights at a time as stay in the second cache, also where they lie
+ * a multiple of 4 KiB apart. */
+static void FN(linear_inputs)(const float *dy, i64 out_gap, i64 rows, const float *w, i64 in, i64 out, float *dx, i64 gap) {
+    memset(dx, 0, (size_t)(rows * gap) * 4);
+    for (i64 o = 0; o < out; o += 64)
+        for (i64 i = 0; i < in;) {
+            const int wide = ABREAST > 1 && i + 16 * ABREAST <= in;
+            for (i64 b = 0; b < rows; b += ROWS) {
+                const float *slopes = dy + b * out_gap + o, *row = w + o * in + i;
+                float *to = dx + b * gap + i;
+                if (wide) FN(back)(slopes, out_gap, row, in, 16, least(64, out - o), ABREAST, to, gap);
+                else FN(back)(slopes, out_gap, row, in, in - i, least(64, out - o), 1, to, gap);
             }
-            for (int r = 0; r < ROWS; r++)
-                for (int p = 0; p < PARTS; p++) VEC(dx + (b + r) * gap + i + p * WIDTH) = sums[r][p];
+            i += wide ? 16 * ABREAST : 16;
         }
 }
 

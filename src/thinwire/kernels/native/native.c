@@ -9,11 +9,13 @@
  */
 
 #define _GNU_SOURCE
+#include "convnet.h"
 #include <math.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #if defined(__GLIBC__)
 #include <malloc.h>
 #endif
@@ -39,7 +41,6 @@
 #define MOST_THREADS 64
 #define MOST_ROWS 64       /* sketch.py */
 
-typedef int64_t i64;
 typedef uint64_t u64;
 typedef uint32_t u32;
 typedef uint8_t u8;
@@ -1105,21 +1106,39 @@ static void words_owe(float *table, float by, i64 in, const i64 *words, i64 leng
 }
 
 /* A client: its model w is trained in place. Step s sees its examples places[s][..], -1 where there are no more; `own`
- * says where those lie, null: in that order. The sum of the losses is written to `loss`. */
+ * says where those lie, null: in that order. The sum of the losses is written to `loss`, the seconds of each part of a
+ * step are added to `spent`; null: nobody asks. The `statistics` of norms move.
+ * `room` is that of convolutions, for batches of at most `most`. */
 typedef struct {
     float *w;
     const i64 *own, *places;
     i64 steps, size;
     Bend bend;
     double loss;
+    double *spent;
+    float *statistics, *room;
+    i64 most;
 } Client;
 
-static int chain(Client *client, i64 n, const Words *words, const Linear *layers, int depth, const Examples *examples) {
+/* The parts of a step: train/compiled.py, PARTS. */
+enum { TAKE, CONVOLVE, FORWARD, BACKWARD, CONVOLVE_BACK, BEND };
+
+static void clocked(const Client *client, int part, double *since) {
+    if (!client->spent) return;
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    double seconds = (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+    if (part >= 0) client->spent[part] += seconds - *since;
+    *since = seconds;
+}
+
+static int chain(Client *client, i64 n, const Words *words, const Front *front, const Linear *layers, int depth, const Examples *examples) {
     float *w = client->w;
     const i64 *own = client->own, *places = client->places;
     i64 steps = client->steps, size = client->size;
     const Bend *bend = &client->bend;
-    i64 rows = (size + 4) / 5 * 5, floats = (words->vocabulary ? 2 : 1) * rows * padded(layers[0].in);
+    i64 rows = (size + 4) / 5 * 5, floats = (words->vocabulary || front ? 2 : 1) * rows * padded(layers[0].in);
+    i64 pixels = front ? front->channels * front->height * front->width : 0;
     int products = 0;
     for (int l = 0; l < depth; l++) {
         const Linear *it = layers + l;
@@ -1127,15 +1146,16 @@ static int chain(Client *client, i64 n, const Words *words, const Linear *layers
         if (it->rank) products = 1, floats += 4 * it->out * it->in + (it->rank + 1) * it->in;
     }
     int plain = !products && bend->decay == 0 && !bend->anchor && !bend->offset && !bend->velocity && !bend->mask && !bend->part;
-    float *room = calloc((size_t)(floats + (plain ? 0 : n)), 4), **values = malloc(2 * (size_t)(depth + 1) * sizeof *values);
+    float *room = calloc((size_t)(floats + pixels + (plain ? 0 : n)), 4), **values = malloc(2 * (size_t)(depth + 1) * sizeof *values);
     i64 *labels = malloc(3 * (size_t)size * sizeof *labels), *texts = labels + size, *counts = labels + 2 * size;
     Product *made = malloc((size_t)depth * sizeof *made);
-    int bad = !room || !values || !labels || !made;
-    double total = 0;
+    Net *net = front ? net_open(front, client->most, client->room) : NULL;
+    int bad = !room || !values || !labels || !made || (front && !net);
+    double total = 0, since = 0;
     if (!bad) {
-        float **back = values + depth + 1, *free_ = room, *g = plain ? w : room + floats;
+        float **back = values + depth + 1, *free_ = room, *picture = room + floats, *g = plain ? w : picture + pixels;
         values[0] = free_, free_ += rows * padded(layers[0].in);
-        back[0] = free_, free_ += words->vocabulary ? rows * padded(layers[0].in) : 0;
+        back[0] = free_, free_ += words->vocabulary || front ? rows * padded(layers[0].in) : 0;
         for (int l = 0; l < depth; l++) {
             values[l + 1] = free_, free_ += rows * padded(layers[l].out);
             back[l + 1] = free_, free_ += rows * padded(layers[l].out);
@@ -1147,12 +1167,18 @@ static int chain(Client *client, i64 n, const Words *words, const Linear *layers
             made[l].slopes = free_ + 3 * entries, made[l].turned = free_ + 4 * entries;
             free_ += 4 * entries + (layers[l].rank + 1) * layers[l].in;
         }
+        clocked(client, -1, &since);
         for (i64 s = 0; s < steps; s++, places += size) {
             i64 in = layers[0].in, wide = padded(in), seen = 0;
             for (; seen < size && places[seen] >= 0; seen++) {
                 i64 at = own ? own[places[seen]] : places[seen], length = examples->length;
                 float *row = values[0] + seen * wide;
                 labels[seen] = examples->targets[at];
+                if (front) {
+                    example(examples, at, pixels, picture);
+                    net_take(net, seen, picture);
+                    continue;
+                }
                 if (!words->vocabulary) {
                     example(examples, at, in, row);
                     continue;
@@ -1163,6 +1189,9 @@ static int chain(Client *client, i64 n, const Words *words, const Linear *layers
             }
             if (bad) break;
             memset(values[0] + seen * wide, 0, (size_t)((rows - seen) * wide) * 4);
+            clocked(client, TAKE, &since);
+            if (front && net_forward(net, level, w, client->statistics, seen, values[0], wide)) total = NAN; /* torch's gradients would be, too */
+            clocked(client, CONVOLVE, &since);
             for (int l = 0; l < depth; l++) {
                 const Linear *it = layers + l;
                 i64 gap = padded(it->out);
@@ -1181,6 +1210,7 @@ static int chain(Client *client, i64 n, const Words *words, const Linear *layers
             memcpy(back[depth], values[depth], (size_t)(seen * last) * 4);
             memset(back[depth] + seen * last, 0, (size_t)((rows - seen) * last) * 4);
             total += cross_entropy(back[depth], last, seen, classes, labels);
+            clocked(client, FORWARD, &since);
             if (!plain) memset(g, 0, (size_t)n * 4);
             for (int l = depth - 1; l >= 0; l--) {
                 const Linear *it = layers + l;
@@ -1189,7 +1219,7 @@ static int chain(Client *client, i64 n, const Words *words, const Linear *layers
                 for (i64 b = 0; b < seen; b++) slopes(values[l + 1] + b * out_gap, dy + b * out_gap, it->out, it->after);
                 const Product *m = it->rank ? made + l : 0;
                 const float *weights = m ? m->weights : w + it->weight;
-                if (l || words->vocabulary) CALL(linear_inputs, dy, out_gap, rows, weights, it->in, it->out, back[l], gap);
+                if (l || words->vocabulary || front) CALL(linear_inputs, dy, out_gap, rows, weights, it->in, it->out, back[l], gap);
                 if (m) memset(m->slopes, 0, (size_t)(it->out * it->in) * 4);
                 CALL(linear_weights, values[l], gap, rows, dy, out_gap, by, it->in, it->out, m ? m->slopes : g + it->weight);
                 if (m) {
@@ -1204,19 +1234,24 @@ static int chain(Client *client, i64 n, const Words *words, const Linear *layers
             }
             for (i64 b = 0; words->vocabulary && b < seen; b++)
                 words_owe(g + words->place, (plain ? -bend->lr : 1) / (float)counts[b], in, examples->words + texts[b], examples->length, back[0] + b * wide);
+            clocked(client, BACKWARD, &since);
+            if (front) net_backward(net, level, back[0], wide, seen, plain ? -bend->lr : 1, g);
+            clocked(client, CONVOLVE_BACK, &since);
             if (!plain) CALL(bend, w, g, bend, n);
+            clocked(client, BEND, &since);
         }
     }
     client->loss = total;
     free(room), free(values), free(labels), free(made);
+    if (net) net_close(net);
     return bad;
 }
 
 /* SGD of many clients' models of n parameters. -1 where there is no memory, -2 where a text has a word that is not in the
  * vocabulary. The caller has checked places, own and targets. */
-int tw_chains(Client *clients, i64 num, i64 n, const Words *words, const Linear *layers, int depth, const Examples *examples) {
+int tw_chains(Client *clients, i64 num, i64 n, const Words *words, const Front *front, const Linear *layers, int depth, const Examples *examples) {
     for (i64 i = 0; i < num; i++) {
-        int bad = chain(clients + i, n, words, layers, depth, examples);
+        int bad = chain(clients + i, n, words, front, layers, depth, examples);
         if (bad) return -bad;
     }
     return 0;
