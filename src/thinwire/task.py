@@ -127,7 +127,7 @@ class Supervised:
         )
 
     def __len__(self) -> int:
-        return len(self.inputs if self.indices is None else self.indices)
+        return (self.inputs if self.indices is None else self.indices).shape[0]
 
     def whole(self) -> Supervised:
         """The same task over all the examples there are."""
