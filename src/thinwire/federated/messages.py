@@ -129,9 +129,9 @@ class Form:
 
     def residual(self, tx: State) -> Message:
         """The blank message with what the links of these sending ends still owe: no layers where nothing is kept."""
-
-        owed = [None if leaf.link is None else leaf.link.residual(end) for leaf, end in zip(self.leaves, tx, strict=True)]
-        return self.build([none if value is None else value for value, none in zip(owed, self.nothing, strict=True)])[0]
+        triples = zip(self.leaves, tx, self.nothing, strict=True)
+        owed = [(None if leaf.link is None else leaf.link.residual(end), none) for leaf, end, none in triples]
+        return self.build([none if value is None else value for value, none in owed])[0]
 
     @cached_property
     def nothing(self) -> list[Any]:
