@@ -49,4 +49,5 @@ def _read() -> tuple[Any, Any]:
         if file.is_file():
             table = np.loadtxt(file, delimiter=",")  # [n, 64 + 1]
             return table[:, :-1], table[:, -1]
-    return optional("sklearn.datasets", "the set digits").load_digits(return_X_y=True)
+    asked: tuple[Any, Any] = optional("sklearn.datasets", "the set digits").load_digits(return_X_y=True)
+    return asked
