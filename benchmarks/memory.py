@@ -37,13 +37,13 @@ class Peaks:
 
 
 @contextmanager
-def counted(most: dict[str, float], name: str) -> Iterator[None]:
+def autograd_memory(most: dict[str, float], name: str) -> Iterator[None]:
     """Note the most bytes that autograd keeps at once, MB: storages whose tensors are still there."""
     import torch
 
     alive: dict[int, int] = {}
 
-    class Kept:
+    class Held:
         def __init__(self, x: torch.Tensor) -> None:
             self.x, storage = x, x.untyped_storage()
             self.place = storage.data_ptr()
@@ -53,7 +53,7 @@ def counted(most: dict[str, float], name: str) -> Iterator[None]:
         def __del__(self) -> None:
             alive.pop(self.place, None)
 
-    with torch.autograd.graph.saved_tensors_hooks(Kept, lambda kept: kept.x):
+    with torch.autograd.graph.saved_tensors_hooks(Held, lambda held: held.x):
         yield
 
 
@@ -77,7 +77,7 @@ def measure(method: str, data: str, model: str) -> dict[str, Any]:
     def train_and_look(slot: Any, task: Any, request: Any, key: Any) -> Any:
         loss = "" if request.loss is None else ", loss of the method's own"
         name = f"training, batch {request.trainer.batch}{loss}"
-        with peaks.phase(name), counted(kept, name):
+        with peaks.phase(name), autograd_memory(kept, name):
             return train(slot, task, request, key)
 
     client.train = train_and_look

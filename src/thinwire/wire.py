@@ -246,7 +246,7 @@ class _Reader:
     def take(self, length: int) -> bytes:
         end = self.position + length
         if end > len(self.data):
-            raise self.short(length)
+            raise self.shortage(length)
         taken = self.data[self.position : end]
         self.position = end
         return taken
@@ -255,11 +255,11 @@ class _Reader:
         try:
             byte = self.data[self.position]
         except IndexError:
-            raise self.short(1) from None
+            raise self.shortage(1) from None
         self.position += 1
         return byte
 
-    def short(self, length: int) -> WireError:
+    def shortage(self, length: int) -> WireError:
         return WireError(f"cut short: {length} bytes expected at {self.position}, {len(self.data)} in all")
 
     def varint(self) -> int:
