@@ -10,6 +10,9 @@ J4 in two threads of one torch thread each, pictures channels last; J2 in one th
 and compared in pairs; the figures are medians. Pictures and texts are random: the time does not depend on them. On a
 GPU (--device cuda) the bare loops are one thread, and all examples are on the device.
 
+``outside_us``, where clients are trained in C, are the microseconds a client that a processor computes outside of that:
+calls, draws, messages, sums.
+
     python benchmarks/simulate.py [--rounds 7] [--only J2] [--device cuda] [--json] [--into FILE]
 """
 
@@ -25,6 +28,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -162,7 +166,38 @@ def measure(name: str, rounds: int, device: str, tiny: bool = False) -> dict[str
         "bare_seconds": round(statistics.median(theirs), 4),
         "plan": run.plan,
     }
-    return found
+    outside = outside_training(run, work.sample, rounds)
+    return found if outside is None else {**found, "outside_us": round(outside)}
+
+
+def outside_training(run: Any, clients: int, rounds: int) -> float | None:
+    """Microseconds of processor time that a client takes in a round beside training in C; None where nobody does."""
+    from thinwire.kernels import native
+
+    lib, inside = native.library(), list[float]()
+    if lib is None:
+        return None
+    train = lib.tw_chains
+
+    def train_and_time(*arguments: Any) -> Any:
+        began = time.thread_time()
+        status = train(*arguments)
+        inside.append(time.thread_time() - began)
+        return status
+
+    lib.tw_chains, costs = train_and_time, []
+    try:
+        with run.pool:
+            for _ in range(rounds):
+                inside.clear()
+                began = time.process_time()
+                run.step(evaluate=False)
+                costs.append((time.process_time() - began - sum(inside)) / clients * 1e6)
+                if not inside:
+                    return None
+    finally:
+        lib.tw_chains = train
+    return statistics.median(costs)
 
 
 PROCESS = """

@@ -401,6 +401,11 @@ def test_the_other_benchmarks_run() -> None:
     assert entropy["found"]["Dense()"]["plain"] > 4 * 4810
     scale = run("scale.py", "--clients", 20, "--rounds", 2, "--json", folder="benchmarks")
     assert json.loads(scale.splitlines()[-1])["20"]["clients"] == 20
+    method = "FedAvg(LocalSGD(batch=4))"
+    about = json.loads(
+        run("memory.py", method, "--data", "digits", "--model", "mlp", "--json", folder="benchmarks").splitlines()[-1]
+    )[method]
+    assert about["peak_mb"]["tests"] >= about["peak_mb"]["set-up"] / 2 > 0
 
 
 @pytest.mark.deployment

@@ -115,6 +115,51 @@ def test_help_and_version_do_without_torch(words: list[str]) -> None:
     assert done.stdout.splitlines()[-1] == "loaded:"
 
 
+HEAVY = ("matplotlib", "pandas", "scipy", "sklearn", "sympy", "torch._dynamo", "torch.distributed.fsdp")
+HEAVY += ("torch.distributed.tensor", "torch.testing", "thinwire.ddp", "thinwire.pipeline")
+# Up to what a program has imported what it needs: a line of Python.
+BEFORE = {
+    "a script": "import thinwire as tw; tw.FedAvg, tw.simulate",
+    "thinwire run": """
+import sys
+from thinwire.cli import main
+from thinwire.report import table
+table.show = lambda *_: sys.exit()  # when all is trained, and nothing drawn
+sys.argv = ["thinwire", "run", "FedAvg()", "--data", "digits", "--rounds", "1", "--out", OUT]
+try: main()
+except SystemExit as stop: assert not stop.code, stop.code""",
+}
+
+
+@pytest.mark.parametrize("program", BEFORE)
+def test_what_takes_long_to_import_is_not_imported_before_it_is_used(program: str, tmp_path: Path) -> None:
+    # As long as torch, together. What torch imports by itself is not ours to leave out.
+    lines = [
+        "import sys, torch; own = set(sys.modules)",
+        BEFORE[program].replace("OUT", repr(str(tmp_path / "run"))),
+        f"print('loaded:', *sorted(set({HEAVY!r}) & set(sys.modules) - own))",
+    ]
+    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "loaded:"
+
+
+def test_importing_searches_for_no_garbage_and_leaves_the_search_as_it_was() -> None:
+    code = """
+import gc, torch
+searches = []
+gc.callbacks.append(lambda phase, about: searches.append(about["generation"]))
+import thinwire
+thinwire.FedAvg
+print(searches, gc.isenabled(), gc.get_freeze_count())
+gc.disable()
+thinwire.ddp
+print(gc.isenabled())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["[] True 0", "False"]
+
+
 def test_a_field_says_itself_that_it_is_a_keyword_alone() -> None:
     """Type checkers know ``dataclasses.field``, and take what a function of ours gives for a positional argument."""
     hidden = []

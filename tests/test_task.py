@@ -15,6 +15,7 @@ from thinwire import Supervised
 from thinwire.deploy.client import Node
 from thinwire.losses import absolute_error, cross_entropy, squared_error
 from thinwire.task import as_task, as_tasks
+from thinwire.train import evaluation
 
 # -- regression --------------------------------------------------------------------------
 
@@ -269,3 +270,27 @@ def test_what_makes_no_model_says_so(model: Any, message: str) -> None:
     with pytest.raises(ValueError) as caught:  # noqa: PT011  the whole message is compared
         tw.simulate(tw.FedAvg(), model, blobs(), 1)
     assert str(caught.value) == message
+
+
+# 2 MiB are 524,288 floats of 4 bytes: 170 pictures of 3 x 32 x 32, 10 of 3 x 128 x 128, two of 3 x 256 x 256.
+@pytest.mark.parametrize(
+    ("shape", "at_once"),
+    [((7,), 100), ((3, 32, 32), 100), ((3, 128, 128), 10), ((3, 256, 256), 2), ((3, 1024, 1024), 1), ((0,), 100)],
+    ids=str,
+)
+def test_of_large_examples_few_are_evaluated_at_once(shape: tuple[int, ...], at_once: int) -> None:
+    task = Supervised(torch.zeros((1, *shape), dtype=torch.uint8).expand(3, *shape), torch.zeros(3).long())
+    assert task.at_once(nn.Identity()) == at_once
+
+
+def test_a_test_in_small_parts_has_the_means_of_all_its_examples() -> None:
+    x, y = torch.randn(5, 3, 128, 128, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 1, 0, 1])
+    x, y = x.repeat(5, 1, 1, 1), y.repeat(5)  # 25 examples: 10, 10 and 5 at once
+    model = nn.Sequential(nn.AvgPool2d(128), nn.Flatten(), nn.Linear(3, 2))
+    seen = list[int]()
+    model.register_forward_pre_hook(lambda _, inputs: seen.append(len(inputs[0])))
+    means = evaluation.means(model, Supervised(x, y), "cpu")
+    assert seen == [10, 10, 5]
+    with torch.no_grad():
+        assert means["test_loss"] == pytest.approx(float(nn.functional.cross_entropy(model(x), y)), rel=1e-6)
+        assert means["accuracy"] == pytest.approx(float((model(x).argmax(1) == y).double().mean()))

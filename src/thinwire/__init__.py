@@ -14,6 +14,8 @@ import importlib
 import importlib.util
 from typing import TYPE_CHECKING, Any
 
+from .importing import without_collections
+
 if TYPE_CHECKING:
     from .public import *  # noqa: F403
     from .public import __all__ as __all__
@@ -30,9 +32,11 @@ def __getattr__(name: str) -> Any:
     elif name.startswith("__") and name != "__all__":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     elif importlib.util.find_spec(f"{__name__}.{name}") is not None:
-        return importlib.import_module(f"{__name__}.{name}")  # which makes it an attribute
+        with without_collections():
+            return importlib.import_module(f"{__name__}.{name}")  # which makes it an attribute
     else:
-        public = importlib.import_module(f"{__name__}.public")
+        with without_collections():
+            public = importlib.import_module(f"{__name__}.public")
         if not hasattr(public, name):
             from .errors import nearest
 

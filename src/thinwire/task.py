@@ -30,6 +30,8 @@ from .losses import (
 
 __all__ = ["Supervised", "Task"]
 
+LOOKED = 100  # examples evaluated at once: what a convolution makes of more lies in no cache
+MOST_LOOKED = 1 << 21  # bytes of examples evaluated at once: a U-Net holds many times as much between its layers
 Batch = Any  # whatever `batch` returns and `loss` understands; moved to the device by the runner
 
 
@@ -127,7 +129,12 @@ class Supervised:
         )
 
     def __len__(self) -> int:
-        return len(self.inputs if self.indices is None else self.indices)
+        return (self.inputs if self.indices is None else self.indices).shape[0]
+
+    def at_once(self, module: nn.Module) -> int:
+        """Examples that are evaluated at once: 100, and of large ones as many as fill 2 MiB as 32-bit floats."""
+        size = 4 * max(1, self.inputs.shape[1:].numel())
+        return min(LOOKED, max(1, MOST_LOOKED // size))
 
     def whole(self) -> Supervised:
         """The same task over all the examples there are."""

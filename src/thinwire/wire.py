@@ -218,12 +218,10 @@ def _varint(n: int, out: bytearray) -> None:
 
 
 def _raw(x: Tensor) -> memoryview | bytes:
-    flat = x.detach().reshape(-1).cpu()
     if x.dtype == torch.bool:
-        return np.packbits(flat.numpy(), bitorder="little").tobytes()
-    if flat.stride(0) != 1:  # which torch calls contiguous all the same where there is one entry
-        flat = flat.clone(memory_format=torch.contiguous_format)
-    return flat.view(torch.uint8).numpy().data
+        return np.packbits(x.numpy(force=True), axis=None, bitorder="little").tobytes()
+    numbers = (x.view(torch.int16) if x.dtype == torch.bfloat16 else x).numpy(force=True)  # numpy knows no bfloat16
+    return np.ascontiguousarray(numbers).reshape(-1).view(np.uint8).data
 
 
 def _alignment(dtype: torch.dtype) -> int:
@@ -248,20 +246,28 @@ class _Reader:
     def take(self, length: int) -> bytes:
         end = self.position + length
         if end > len(self.data):
-            raise WireError(f"cut short: {length} bytes expected at {self.position}, {len(self.data)} in all")
+            raise self.shortage(length)
         taken = self.data[self.position : end]
         self.position = end
         return taken
 
     def byte(self) -> int:
-        return self.take(1)[0]
+        try:
+            byte = self.data[self.position]
+        except IndexError:
+            raise self.shortage(1) from None
+        self.position += 1
+        return byte
+
+    def shortage(self, length: int) -> WireError:
+        return WireError(f"cut short: {length} bytes expected at {self.position}, {len(self.data)} in all")
 
     def varint(self) -> int:
         n = shift = 0
         while True:
             byte = self.byte()
             n |= (byte & 0x7F) << shift
-            if not byte & 0x80:
+            if byte < 0x80:
                 if byte == 0 and shift:
                     raise WireError("a number written longer than needed")
                 if n >= 1 << 64:
@@ -349,7 +355,8 @@ class _Reader:
                 raise WireError("bits beyond the end of a tensor")
             bits = np.unpackbits(packed, count=entries, bitorder="little")
             return torch.from_numpy(bits).view(torch.bool).view(section.shape)
-        return torch.frombuffer(self.data, dtype=dtype, count=entries, offset=start).view(section.shape)
+        flat = torch.frombuffer(self.data, dtype=dtype, count=entries, offset=start)
+        return flat if len(section.shape) == 1 else flat.view(section.shape)
 
 
 def all_finite(x: Any) -> bool:

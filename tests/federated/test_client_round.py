@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -53,3 +53,55 @@ def test_a_loss_draws_from_its_clients_key_alone() -> None:
     assert len(drawn) == 32
     assert all(torch.equal(a, b) for a, b in zip(drawn[:16], drawn[16:], strict=True))
     assert len({tuple(d.tolist()) for d in drawn}) == 16
+
+
+class Says(NamedTuple):
+    """A reply."""
+
+    update: tw.Params
+
+
+@dataclass(frozen=True)
+class Saying(FedAvg):
+    """Every client replies these numbers, one after the other over again."""
+
+    numbers: tuple[float, ...] = (0.0,)
+
+    def client(self, view: Any, state: Any, task: tw.Task, key: Key) -> Any:
+        yield Local(view.x, self.local)
+        numbers = torch.tensor(self.numbers).repeat(-(-view.x.flat.numel() // len(self.numbers)))
+        return Says(view.x.map(lambda x: numbers[: x.numel()].clone())), state
+
+
+MOST = 2.0**96  # no number of a message may be beyond
+ANSWERS = {
+    "one number is the largest there may be": ((MOST, *[0.0] * 1000), True),
+    "one number is a little beyond": ((MOST * 1.001, *[0.0] * 1000), False),
+    "one is a little beyond, on the other side": ((-MOST * 1.001, *[0.0] * 1000), False),
+    "all are far below, and their norm is not": ((MOST * 0.1,), True),
+    "all are small, and their squares are no numbers": ((1e25,), True),
+    "one is no number": ((float("nan"), *[1e-3] * 1000), False),
+    "one is infinite": ((float("inf"), *[1e-3] * 1000), False),
+    "one is infinite, and its square is left out of 0": ((-float("inf"), *[0.0] * 1000), False),
+    "all are 0": ((0.0,), True),
+}
+
+
+@pytest.mark.parametrize("up", [tw.Dense(), tw.TopK(0.9)], ids=repr)
+@pytest.mark.parametrize("answer", ANSWERS)
+@pytest.mark.parametrize("plan", ["each", "together"])
+def test_a_reply_is_sent_if_none_of_its_numbers_is_too_large(answer: str, up: tw.Link, plan: Any) -> None:
+    numbers, fits = ANSWERS[answer]
+    tasks, _ = handwriting()
+    # A server that goes nowhere: whether it can take the step is not asked here.
+    method = Saying(LOCAL, opt=tw.SGD(1e-30), up=up, numbers=numbers)
+    with Simulation(method, mlp, tasks, sample=3, workers=1, plan=plan) as run:
+        if not fits:
+            said = r"client \d: update has (NaN or infinity in it|numbers beyond)"
+            with pytest.raises(tw.errors.NonFinite, match=said):
+                run.step(evaluate=False)
+            return
+        record = run.step(evaluate=False)
+    if isinstance(up, tw.Dense):
+        norm = float(torch.tensor(numbers).repeat(910)[:910].double().norm())
+        assert record["norms"]["update"] == pytest.approx([norm] * 5, rel=1e-3)

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import typer
 from typer.core import TyperCommand
 
+from ..importing import without_collections
 from .app import app
 
 
@@ -27,7 +28,8 @@ def command(
 
         def get_params(self, ctx: Any) -> Any:
             if not self.whole:
-                self.params, self.whole = [*self.params, *options()], True
+                with without_collections():  # options import what they are options of
+                    self.params, self.whole = [*self.params, *options()], True
                 self.help = f"{self.help}\n\n{more()}".strip()
             return super().get_params(ctx)
 

@@ -28,12 +28,13 @@ def finish(study: Any, out: Path, as_json: bool, told: Any, problems: dict[int, 
 
     ``told`` is a :func:`listener`. ``problems`` may hold those of some seeds, built already.
     """
+    from ..data.optional import check_there
     from ..report import table
-    from ..report.plots import plot as draw
     from ..run.folder import roomy
     from ..run.ranks import rank
     from ..studies.read import arms
 
+    check_there("matplotlib", "drawing", "plots")  # before there is anything to draw; importing it can wait
     speaks = rank() == 0
     watched = sys.stderr.isatty() and speaks
     try:
@@ -53,7 +54,9 @@ def finish(study: Any, out: Path, as_json: bool, told: Any, problems: dict[int, 
     rows = table.rows(methods)
     table.show(rows, study.title(methods[0].runs[0].about))
     table.write(rows, out, shlex.join(["thinwire", *sys.argv[1:]]))
-    files = draw(methods, out)
+    from ..report.plots import plot
+
+    files = plot(methods, out)
     typer.echo(f"table and plots: {out}/table.md, {', '.join(file.name for file in files)}")
     print_json(as_json, {"out": str(out), "rows": rows, "failures": failures})
     if failures:

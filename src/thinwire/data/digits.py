@@ -6,8 +6,11 @@ part, as packed by scikit-learn. The small set to try things on: no file, no net
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 
 from .dataset import DataSet
@@ -23,7 +26,7 @@ def digits(data_dir: str | Path | None = None, download: bool = True) -> DataSet
     They are in scikit-learn: ``data_dir`` and ``download`` make no difference. Raises ImportError where scikit-learn is
     missing.
     """
-    pixels, labels = optional("sklearn.datasets", "the set digits").load_digits(return_X_y=True)
+    pixels, labels = _read()
     inputs = torch.tensor(pixels, dtype=torch.float32, device="cpu").reshape(-1, 1, 8, 8) / 16
     targets = torch.tensor(labels, dtype=torch.int64, device="cpu")
     generator = torch.Generator().manual_seed(_CUT_SEED)
@@ -33,3 +36,18 @@ def digits(data_dir: str | Path | None = None, download: bool = True) -> DataSet
         order = torch.randperm(len(members), generator=generator, device="cpu")
         test[members[order[: round(_TEST_SHARE * len(members))]]] = True
     return DataSet("digits", inputs[~test], targets[~test], inputs[test], targets[test], num_classes=10)
+
+
+def _read() -> tuple[Any, Any]:
+    """Pixels [n, 64] and classes [n], from scikit-learn's file: to import it takes as long as to import torch.
+
+    Where there is no such file scikit-learn is asked.
+    """
+    package = find_spec("sklearn")
+    for folder in (package and package.submodule_search_locations) or ():
+        file = Path(folder) / "datasets" / "data" / "digits.csv.gz"
+        if file.is_file():
+            table = np.loadtxt(file, delimiter=",")  # [n, 64 + 1]
+            return table[:, :-1], table[:, -1]
+    asked: tuple[Any, Any] = optional("sklearn.datasets", "the set digits").load_digits(return_X_y=True)
+    return asked

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from typing import Any
 
 
@@ -16,3 +17,9 @@ def optional(module: str, purpose: str, extra: str = "data") -> Any:
     except ImportError as error:
         package = module.partition(".")[0]
         raise ImportError(f'{purpose} needs {package} ({error}): pip install "thinwire[{extra}]"') from error
+
+
+def check_there(package: str, purpose: str, extra: str = "data") -> None:
+    """Raise what :func:`optional` raises where a package is missing; one that is there is not imported yet."""
+    if importlib.util.find_spec(package) is None:
+        optional(package, purpose, extra)

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -28,6 +27,7 @@ from .at_optimizer import AtOptimizer
 from .feedback import Feedback, Method
 from .handle import Compressed, Named, even, parameters
 from .methods import DEF, Hook
+from .shards import is_cut, is_wrapped
 
 
 def compress(
@@ -136,13 +136,13 @@ def _parameters_to_send(model: nn.Module, optimizers: Sequence[Optimizer]) -> Na
             "a model that torch.compile has wrapped is traced once, and may leave out what compress() does between "
             "steps: compile the module inside, DistributedDataParallel(torch.compile(module))"
         )
-    if isinstance(model, FullyShardedDataParallel):
+    if is_wrapped(model):
         raise CombinationError(
             "FullyShardedDataParallel sends gradients of shards that every rank needs whole: use fully_shard within a "
             "node, and compress across nodes"
         )
     require(
-        isinstance(model, DistributedDataParallel | FSDPModule),
+        isinstance(model, DistributedDataParallel) or is_cut(model),
         f"compress takes a DistributedDataParallel model (or one cut up by fully_shard), not {type(model).__name__}: "
         "wrap it first",
     )

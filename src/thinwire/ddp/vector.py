@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from ..params import Layout
 from .rounds import deal
+from .shards import is_shard, local
 
 
 class Vector:
@@ -29,7 +29,7 @@ class Vector:
         order = sorted(range(len(named)), key=fragment.__getitem__)
         named = [named[i] for i in order]
         self.parameters = [p for _, p in named]
-        self.sharded = any(isinstance(p, DTensor) for p in self.parameters)
+        self.sharded = any(map(is_shard, self.parameters))
         shapes = [(name, _in_memory(t)) for (name, _), t in zip(named, self.tensors(), strict=True)]
         self.layout = Layout.of(shapes)
         members = [[self.layout.names[n] for n, i in enumerate(order) if fragment[i] == f] for f in range(fragments)]
@@ -67,7 +67,7 @@ class Vector:
     def tensors(self) -> list[Tensor]:
         """What this rank holds of each parameter."""
         with torch.no_grad():
-            return [p.to_local() if isinstance(p, DTensor) else p for p in self.parameters]
+            return [local(p) for p in self.parameters]
 
     @property
     def still(self) -> list[tuple[int, int]]:
@@ -100,12 +100,12 @@ class Vector:
         for name, value in state.items():
             if not isinstance(value, Tensor) or isinstance(value, nn.Parameter):
                 continue
-            mine = value.to_local() if isinstance(value, DTensor) else value
+            mine = local(value)
             part = where.get(mine.data_ptr())
             if part is None or part.shape != mine.shape:
                 continue
-            if isinstance(value, DTensor):
-                part = DTensor.from_local(
+            if is_shard(value):
+                part = type(value).from_local(
                     part, value.device_mesh, value.placements, shape=value.shape, stride=value.stride()
                 )
             state[name] = part

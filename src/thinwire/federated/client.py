@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import logging
 import math
+import operator
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -219,8 +220,10 @@ class Round:
         values, hostile = form.values(self.message, statistics), manner.hostile
         if hostile is not None and key.client in hostile.clients:
             form, values = hostile.form, hostile.values(values, self.told, key)
+        norms = form.norms(values, exact=False)
         for leaf, value in zip(form.leaves, values, strict=True):
-            if not modest(value):
+            short = norms.get(leaf.name, math.inf) <= MOST / 2  # then no number is larger; of NaN the norm is NaN
+            if not short and not modest(value):
                 what = "NaN or infinity in it"
                 if math.isfinite(largest(value)):
                     what = f"numbers beyond {MOST:.0e}"
@@ -230,6 +233,8 @@ class Round:
         looks = form.look(values, self.own.tx, key) if manner.looks else []
         body, seen, tx = form.send(values, self.own.tx, key)
         self.seen = form.build(seen)
+        if manner.exact or not all(map(operator.is_, values, seen)):
+            norms = form.norms(seen, manner.exact)
         kept = statistics if algorithm.buffers == "local" else None
         state = algorithm.sent(self.state, self.seen[0])
         after = ClientState(state, tx, kept, self.memory, self.own.rx, self.own_buffers)
@@ -240,7 +245,7 @@ class Round:
             training = None  # a loss was asked for, not a step
         change = change_of(training, form.unsent(values)) if manner.changes else None
         about = len(self.task), self.loss, self.steps, form.floats(body), seconds
-        return Reply(dumps(body), *about, looks, change, after, form.norms(seen, manner.exact))
+        return Reply(dumps(body), *about, looks, change, after, norms)
 
 
 def one_round(

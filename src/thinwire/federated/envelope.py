@@ -151,15 +151,17 @@ class Scales:
 
 def _lengths(values: Sequence[Any]) -> tuple[Any, ...]:
     """What the lengths of values depend on; of blobs without their bytes."""
-    return tuple(LENGTHS[type(x)](x) if type(x) in LENGTHS else _lengths(x) for x in values)
+    return tuple([LENGTHS[type(x)](x) for x in values])
 
 
 LENGTHS: dict[type, Callable[[Any], Any]] = {
     int: int.bit_length,
     bytes: lambda x: len(x).bit_length(),
-    str: lambda x: x,
-    float: lambda x: None,  # any other is as long
-    bool: lambda x: None,
+    str: str,
+    float: type,  # any other is as long
+    bool: type,
+    Several: _lengths,
+    Piece: _lengths,
 }
 
 

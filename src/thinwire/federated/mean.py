@@ -14,7 +14,7 @@ from ..links import Link
 from ..params import Layout, Params, fold
 from ..robust import Aggregator
 from ..wire import MOST, Packet, State, conform, largest, restore
-from .messages import Form, Leaf, Message, present
+from .messages import Body, Form, Leaf, Message, present
 from .ruled import Centres, Ruled
 
 Groups = dict[tuple[Layout, bool], Any]
@@ -72,11 +72,12 @@ class Mean:
         ``admit`` is what the method makes of a reply whose Params fields have been clipped. With a ``discount`` each
         field of a late reply that is averaged counts that much, norm statistics aside.
         """
+        body = body if isinstance(body, Body) else Body(body)
         packets = enumerate(zip(self.form.check(body), rx, strict=True))
         taken = [self._take(i, packet, end, key, late) for i, (packet, end) in packets]
         values = [value for value, _ in taken]
-        for leaf, value in zip(self.form.leaves, values, strict=True):
-            self._check_bounds(client, leaf.name, value if isinstance(value, Params) or leaf.link is None else value[1])
+        for leaf, value, size in zip(self.form.leaves, values, body.largest, strict=True):
+            self._check_bounds(client, leaf.name, largest(value) if isinstance(value, Params) else size)
         if self.clip is not None:
             values = self._clip(client, values, admit)
         if discount != 1.0:
@@ -111,9 +112,8 @@ class Mean:
                 return (layout, inner), end
         return leaf.link.recv(inner, layout, end, where)
 
-    def _check_bounds(self, client: int, name: str, value: Any) -> None:
-        """Raise ``WireError`` where a number is NaN, infinite or beyond ``MOST``; note whose is the largest."""
-        size = largest(value)
+    def _check_bounds(self, client: int, name: str, size: float) -> None:
+        """Raise ``WireError`` where the largest number is NaN or beyond ``MOST``; note whose it is."""
         check(size <= MOST, f"{name}: numbers of at most {MOST:.0e}")
         if size > self.largest[0]:
             self.largest = size, client, name

@@ -7,8 +7,10 @@ of them, the number of one, a bit for each otherwise.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +22,7 @@ from ..key import Key
 from ..links import Dense, Link, PerClient, Wrapper
 from ..links.base import floats
 from ..params import Layout, Params, is_finite
-from ..wire import MOST, Packet, State, all_finite, length, loads, modest, restore
+from ..wire import MOST, Packet, State, all_finite, largest, length, loads, modest, restore
 
 Message = Any  # a NamedTuple
 BUFFERS = "buffers"  # the name of a field of norm statistics
@@ -40,6 +42,14 @@ class Leaf(NamedTuple):
     def statistics(self) -> bool:
         """Whether it is norm statistics."""
         return self.name.rpartition("/")[2] == BUFFERS
+
+
+class Body(list[Packet]):
+    """The packets of a message that was read, field by field, and the largest number of each."""
+
+    def __init__(self, packets: Sequence[Packet]) -> None:
+        super().__init__(packets)
+        self.largest = [largest(packet) for packet in packets]
 
 
 @dataclass(frozen=True)
@@ -119,12 +129,14 @@ class Form:
 
     def residual(self, tx: State) -> Message:
         """The blank message with what the links of these sending ends still owe: no layers where nothing is kept."""
+        triples = zip(self.leaves, tx, self.nothing, strict=True)
+        owed = [(None if leaf.link is None else leaf.link.residual(end), none) for leaf, end, none in triples]
+        return self.build([none if value is None else value for value, none in owed])[0]
 
-        def of(leaf: Leaf, end: State) -> Any:
-            owed = None if leaf.link is None else leaf.link.residual(end)
-            return owed if owed is not None else leaf.blank.only(()) if leaf.link is not None else leaf.blank
-
-        return self.build([of(leaf, end) for leaf, end in zip(self.leaves, tx, strict=True)])[0]
+    @cached_property
+    def nothing(self) -> list[Any]:
+        """Of every leaf a value without layers; of one that no link carries its blank."""
+        return [leaf.blank if leaf.link is None else leaf.blank.only(()) for leaf in self.leaves]
 
     @property
     def memory(self) -> bool:
@@ -193,27 +205,27 @@ class Form:
     def recv(self, body: Packet, rx: State, key: Key, strange: bool = False) -> tuple[list[Any], State]:
         """The value of each leaf, the next states. Raises ``WireError``. Links look at one that is ``strange``."""
         values, ends = [], []
-        for leaf, packet, end in zip(self.leaves, self.check(body), rx, strict=True):
+        for leaf, packet, end, value in zip(self.leaves, self.check(body), rx, self.nothing, strict=True):
             if leaf.link is None:
                 value = restore(packet, leaf.blank)
                 check(not strange or modest(value), f"{leaf.name}: numbers of at most {MOST:.0e}")
             else:
                 layout, inner = present(packet, leaf)
-                value, decode = leaf.blank.only(()), leaf.link.check if strange else leaf.link.recv
+                decode = leaf.link.check if strange else leaf.link.recv
                 if layout.names or not leaf.blank.names:
                     value, end = decode(inner, layout, end, key.at(f"{self.where}/{leaf.name}"))
             values.append(value)
             ends.append(end)
         return values, ends
 
-    def read(self, blob: bytes, **bounds: Any) -> list[Any]:
+    def read(self, blob: bytes, **bounds: Any) -> Body:
         """The body of a message; ``bounds`` are arguments of :func:`~thinwire.wire.loads`.
 
         Raises ``WireError``, which names the field, and the layer where it can be told, if a number is NaN or infinite.
         """
-        body = self.check(loads(blob, finite=False, **bounds))
-        for leaf, packet in zip(self.leaves, body, strict=True):
-            if not all_finite(packet):
+        body = Body(self.check(loads(blob, finite=False, **bounds)))
+        for leaf, packet, size in zip(self.leaves, body, body.largest, strict=True):
+            if not math.isfinite(size):
                 layer = _flaw(leaf, packet)
                 raise WireError(f"NaN or infinity in a message: in {leaf.name}{layer and f', layer {layer!r}'}")
         return body
@@ -339,7 +351,7 @@ def _flaw(leaf: Leaf, packet: Packet) -> str:
 
 def which_layers(layers: Layout, whole: Layout) -> Packet:
     """What :func:`present` reads."""
-    if layers == whole:
+    if layers is whole or layers == whole:
         return None
     return whole.names.index(layers.names[0]) if len(layers.names) == 1 else whole.mask(layers.names)
 

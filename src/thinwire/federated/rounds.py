@@ -169,7 +169,8 @@ class Rounds(Evaluation):
             order = order[~torch.isin(order, torch.tensor(self.suspects.expelled, device="cpu"))]
         if available is not None:
             order = order[torch.isin(order, torch.tensor(sorted(available), dtype=torch.int64, device="cpu"))]
-        return draw_clients(self.sampler, order.tolist(), self.sample if count is None else count, self.sizes(), key)
+        sizes = () if self.sampler is None else self.sizes()
+        return draw_clients(self.sampler, order.tolist(), self.sample if count is None else count, sizes, key)
 
     @abstractmethod
     def rate(self, client: int) -> float:
@@ -187,7 +188,8 @@ class Rounds(Evaluation):
         :meth:`parcel` gave, if it was asked.
         """
         base, number = self.states.version(client), self.round + 1
-        parcel = (parcel or self.parcel(client))._replace(own=self.letter(client, base))
+        parcel, own = parcel or self.parcel(client), self.letter(client, base)
+        parcel = parcel if own is None else parcel._replace(own=own)
         if self.apart or parcel.own is not None:
             self.pending[client] = Pending(None if parcel.own is None else parcel.own.tx, parcel.end)
         pieces = [Piece(m.round, m.blob) for m in parcel.messages]

@@ -85,6 +85,7 @@ class Stream:
         self.whole = 0  # bytes of a snapshot, which is made when it is needed: it can be many models long
         self._snapshot: Logged | None = None
         self._afresh: Logged | None = None
+        self._parcels: dict[int, Parcel] = {}  # of the newest version, by what a client holds
 
     def publish(self, msg: Any, buffers: Params | None, key: Key) -> None:
         """Send one message to everyone: the view moves on by a version."""
@@ -102,6 +103,7 @@ class Stream:
         self.log.append(Logged(self.version, key.round, dumps(body), self.form.floats(body), first))
         self.view = receive(self.algorithm, self.form, self.view, self.log[-1], key)
         self.last, self._afresh, self._snapshot = newest, None, None
+        self._parcels.clear()
         self.whole = self._length(key)
         while len(self.log) > 1 and sum(len(m.blob) for m in self.log) > self.whole:
             self.since = self.log.pop(0).version  # a snapshot is cheaper than this and all that follows
@@ -122,6 +124,11 @@ class Stream:
     def parcel(self, version: int, end: State = None) -> Parcel:
         """The fewest bytes that bring a client from ``version`` to the newest. ``end``: what is kept of it, if any."""
         version = max(version, 1) if self.known else version
+        if version not in self._parcels:
+            self._parcels[version] = self._parcel(version)
+        return self._parcels[version]
+
+    def _parcel(self, version: int) -> Parcel:
         if version < self.since:
             return self.everything()
         missed = [m for m in self.log if m.version > version]
@@ -153,6 +160,7 @@ class Stream:
         self.view, self.tx = restore(packet["view"], self.view), restore(packet["tx"], self.tx)
         self.log = list(restore(packet["log"], Several([], Logged(0, 0, b"", 0.0, 0))))
         self._snapshot = None
+        self._parcels.clear()
         self.whole = self._length(key._replace(round=self.log[-1].round)) if self.log else length(pack_view(self.view))
         if not self.form.memory and self.log:
             body, key = self.form.read(self.log[-1].blob), key._replace(round=self.log[-1].round)

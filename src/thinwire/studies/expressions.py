@@ -19,6 +19,8 @@ def of_another_kind(kind: str, name: str, names: Mapping[str, type]) -> str | No
     """The kind, and its command, of an expression that begins with ``name`` and is of another kind than this."""
     from . import KINDS
 
+    if KINDS[kind].knows(name, names):
+        return None  # the others, which are not imported yet, know no name of it
     other = next((one for one, cls in KINDS.items() if one != kind and cls.knows(name, names)), None)
     return None if other is None else f"{name} is {KINDS[other].noun}, for `thinwire {KINDS.places[other].command}`"
 

@@ -36,7 +36,8 @@ def draw_batches(n: int, trainer: Trainer, generator: torch.Generator, at_least:
     """:func:`order` as it is drawn: a fresh permutation an epoch, batches of fewer than ``at_least`` left out."""
     size = n if trainer.batch is None else min(trainer.batch, n)
     epoch, steps = trainer.per_epoch(n, at_least), trainer.num_steps(n, at_least)
-    orders = torch.full((-(-steps // epoch), epoch * size), -1, device="cpu")
-    for order in orders:
-        order[:n] = torch.randperm(n, generator=generator, device="cpu")[: epoch * size]
-    return orders.view(-1, size)[:steps]
+    epochs = range(-(-steps // epoch))
+    orders = [torch.randperm(n, generator=generator, device="cpu")[: epoch * size] for _ in epochs]
+    if epoch * size > n:
+        orders = [nn.functional.pad(order, (0, epoch * size - n), value=-1) for order in orders]
+    return torch.cat(orders).view(-1, size)[:steps]

@@ -13,13 +13,11 @@ from torch import Tensor, nn
 
 from ..errors import require
 from ..losses import Perplexity, Ratio
-from ..task import Batch, Task
+from ..task import LOOKED, Batch, Task
 from .device import to_device
 from .given import by_batch
 from .precision import without_cache
 from .slot import Slot
-
-LOOKED = 100  # examples evaluated at once: what a convolution makes of more lies in no cache
 
 
 class Tally(NamedTuple):
