@@ -576,8 +576,8 @@ def test_a_set_is_downloaded_checked_and_read(
 
 
 def test_a_missing_package_is_answered_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    monkeypatch.setitem(sys.modules, "flwr_datasets.partitioner", None)
+    for missing in ("sklearn", "sklearn.datasets", "flwr_datasets.partitioner"):
+        monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(ImportError, match=r'the set digits needs sklearn .*pip install "thinwire\[data\]"'):
         data.load("digits")
     with pytest.raises(ImportError, match=r'flwr_datasets .*pip install "thinwire\[data\]"'):

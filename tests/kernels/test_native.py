@@ -48,12 +48,20 @@ def few(n: int = 300) -> Tensor:
     return (normal(n) * 2).int()
 
 
-def trained() -> Tensor:
+def linear() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(48, 20), nn.Linear(20, 4))
+
+
+def convolutional() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(24, 4))
+
+
+def trained(make: Callable[[], nn.Module] = linear) -> Tensor:
     """Two clients of a model that is trained in C, on pictures, whose examples are looked up in a table."""
     g = torch.Generator().manual_seed(2)
     pictures = torch.randint(256, (40, 3, 4, 4), generator=g, dtype=torch.uint8)
     task = tw.Supervised(pictures, torch.randint(4, (40,), generator=g), mean=(0.1, 0.2, 0.3), std=(1, 2, 3))
-    slot = Slot(nn.Sequential(nn.Flatten(), nn.Linear(48, 20), nn.Linear(20, 4)), "cpu")
+    slot = Slot(make(), "cpu")
     known, x = chain(slot.module, slot.layout), tw.Params(slot.layout, normal(slot.layout.size) / 10)
     assert known is not None
     requests = [Local(x, LocalSGD(0.1, batch=8, momentum=0.5), anchor=x, shift=x)] * 2
@@ -82,6 +90,7 @@ KERNELS: dict[str, Callable[[], Any]] = {
     "levels": lambda: levels.unpack(levels.pack(few().to(torch.int8), 1_000, 20), 300, 20),
     "outer_sum": lambda: outer.outer_sum(normal(3 * 40).view(3, 40), normal(3 * 60).view(3, 60)),
     "chains": trained,
+    "convolutions": lambda: trained(convolutional),
     "joined": lambda: native.join([b"a", bytes(5 << 20), b"b"]),
 }
 ONCE = {"tw_use", "tw_source", "tw_keep_memory"}  # which take no array
