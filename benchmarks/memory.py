@@ -5,6 +5,7 @@ process, which torch alone makes 220 MB of. A phase is set-up, one of the client
 the bytes that autograd keeps of one batch: what a training takes beside, model and optimiser aside, is not the model's.
 
     python benchmarks/memory.py ["FedSM(LocalAdam(0.001, batch=4))" ...] [--data retina] [--model unet] [--json]
+    python benchmarks/memory.py --into benchmarks/results/memory.jsonl
 """
 
 from __future__ import annotations
@@ -94,16 +95,25 @@ def main() -> None:
     parser.add_argument("--data", default="retina")
     parser.add_argument("--model", default="unet")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--into", type=Path, help="a file of JSON lines: what it has of this code and machine is kept")
     parser.add_argument("--here", action="store_true", help="in this process, which must not have measured before")
     chosen = parser.parse_args()
     if chosen.here:
         print(json.dumps(measure(chosen.methods[0], chosen.data, chosen.model)))
         return
-    found = {}
-    for method in chosen.methods:  # each in a process of its own
+    sys.path.append(str(Path(__file__).resolve().parents[1] / "experiments"))
+    import record
+
+    def apart(method: str) -> dict[str, Any]:
+        """In a process of its own."""
         command = [sys.executable, __file__, method, "--here", "--data", chosen.data, "--model", chosen.model]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
-        found[method] = json.loads(done.stdout.splitlines()[-1])
+        return dict(json.loads(done.stdout.splitlines()[-1]))
+
+    found = {}
+    for method in chosen.methods:
+        key = {"benchmark": "memory", "method": method, "data": chosen.data, "model": chosen.model}
+        found[method] = record.measured(chosen.into, key, lambda method=method: apart(method))
         print(method, found[method], file=sys.stderr)
     if chosen.json:
         print(json.dumps(found))

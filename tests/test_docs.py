@@ -1539,8 +1539,8 @@ def test_what_the_page_of_everyday_tasks_says_in_words_is_in_its_lines():
 
 def test_what_the_page_of_a_real_federation_says_of_cuts_is_in_its_line():
     page = said("docs/measured/federation.md")
-    lines = {line["run"]: line for line in written("benchmarks/results/soak.jsonl")}
-    cut = lines["cut"]
+    lines = {(line["run"], line["model_bytes"]): line for line in written("benchmarks/results/soak.jsonl")}
+    cut = lines["cut", 7_584_000]
     assert (cut["rounds"], cut["mbit"], cut["cut"], cut["cuts"]) == (2, 40, 10.0, 2 * 3)
     assert f"a model of {cut['model_bytes'] / 1e6:.1f} MB" in page
     width = cut["model_bytes"] // 48  # of the hidden layer: twelve parameters a unit, and two running statistics
@@ -1548,9 +1548,29 @@ def test_what_the_page_of_a_real_federation_says_of_cuts_is_in_its_line():
     assert f"{cut['up_bytes']:,} bytes up, {cut['up_bytes'] - payload:,} of them" in page
     assert f"{cut['resent_bytes']} were sent again" in page
     assert "took " + " and ".join(f"{seconds:.0f}" for seconds in cut["seconds"]) + " seconds" in page
-    auto = lines["auto"]
-    assert (auto["model_bytes"], auto["rounds"], auto["mbit"], auto["cut"], auto["cuts"]) == (7_600_000, 3, 4, 20.0, 9)
-    assert f"at most {auto['most_both_ways']:,} bytes, both ways" in page
-    assert auto["most_both_ways"] <= 0.01 * auto["model_bytes"]
-    first, *others = (f"{seconds:.0f}" for seconds in auto["seconds"])
-    assert f"the rounds {first}, {' and '.join(others)} seconds" in page
+    whole = lines["cut", 75_840_000]
+    assert (whole["rounds"], whole["mbit"], whole["cut"], whole["cuts"]) == (3, 4, 360.0, 3 * 3)
+    both_ways = 3 * 3 * 2 * whole["model_bytes"]
+    assert f"Of the {both_ways:,} bytes" in page
+    assert f"{whole['resent_bytes']:,} again, {100 * whole['resent_bytes'] / both_ways:.1f} %" in page
+    first, *others = (f"{seconds:,.0f}" for seconds in whole["seconds"])
+    assert f"The rounds took {first}, {' and '.join(others)} seconds" in page
+    for size in (7_600_000, 76_000_000):
+        auto = lines["auto", size]
+        assert (auto["rounds"], auto["mbit"], auto["cut"], auto["cuts"]) == (3, 4, 20.0, 9)
+        assert f"most {auto['most_both_ways']:,} bytes, both ways" in page
+        assert auto["most_both_ways"] <= 0.01 * size
+        first, *others = (f"{seconds:.0f}" for seconds in auto["seconds"])
+        assert f"the rounds {first}, {' and '.join(others)} seconds" in page
+
+
+def test_what_the_page_of_speed_says_in_words_is_in_its_lines():
+    page = said("docs/measured/speed.md")
+    jobs = {line["job"]: line for line in written("benchmarks/results/simulate.jsonl") if "outside_us" in line}
+    assert f"they were {jobs['J2']['outside_us']:,} in J2 and {jobs['J4']['outside_us']:,} in J4" in page
+    (line,) = (line for line in written("benchmarks/results/memory.jsonl") if line["method"].startswith("FedSM"))
+    peak, kept = line["peak_mb"], line["kept_mb"]
+    unet, selector = (next(name for name in kept if f"batch {batch}" in name) for batch in (4, 32))
+    assert f"took {peak['set-up']:,} MB at the end of set-up, {peak[unet]:,} MB in the training of its U-Net" in page
+    assert f"{peak[selector]:,} MB in that of its selector, whose batch of 32 alone keeps {kept[selector]:,} MB" in page
+    assert f"and {peak['tests']:,} MB in its tests" in page

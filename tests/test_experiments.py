@@ -406,6 +406,8 @@ def test_the_other_benchmarks_run() -> None:
         run("memory.py", method, "--data", "digits", "--model", "mlp", "--json", folder="benchmarks").splitlines()[-1]
     )[method]
     assert about["peak_mb"]["tests"] >= about["peak_mb"]["set-up"] / 2 > 0
+    assert list(about["kept_mb"]) == ["training, batch 4"]
+    assert {"set-up", "training, batch 4", "tests"} == set(about["peak_mb"])
 
 
 @pytest.mark.deployment

@@ -123,7 +123,7 @@ def timed(o: argparse.Namespace, one: Pipelined, given: Problem) -> Pipelined:
     key |= {"batch": o.batch, "autocast": one.autocast}
     there = record.found(o.into, key)
     if there is None:
-        began, found = time.time(), one.settled(given)
+        began, found = time.time(), one.as_measured(given)
         costs = {name: list(getattr(found, name)) for name in ("cut", "forward", "backward")}
         there = {**key, **costs, **record.about("split", began)}
         record.replace(o.into, there, key)

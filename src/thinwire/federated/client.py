@@ -263,7 +263,7 @@ def one_round(
 
 def play(algorithm: Algorithm, form: Form, slot: Slot, turn: Turn, answer: Training | None = None) -> Round:
     """A round all of whose requests have been answered, by training in the slot or by ``answer``."""
-    task, make = turn.task, answer or _training_in(slot)
+    task, make = turn.task, answer or _training_in(slot, train)
     with drawing(slot, task, turn.key):
         round = Round(algorithm, form, *turn)
         slot.load_buffers(round.buffers)
@@ -298,7 +298,7 @@ def repeating(began: Sequence[Dice], again: int) -> Iterator[None]:
         yield
 
 
-def _training_in(slot: Slot, by: Callable[[Slot, Task, Local, Key], Trained] = train) -> Training:
+def _training_in(slot: Slot, by: Callable[[Slot, Task, Local, Key], Trained]) -> Training:
     return lambda request, task, key: by(slot, task, request, key)
 
 
@@ -348,7 +348,7 @@ def adapt_model(
         request = next(work)
     except StopIteration as done:
         return done.value, statistics
-    make = answer or _training_in(slot)
+    make = answer or _training_in(slot, train)
     slot.load_buffers(statistics)
     with drawing(slot, task, key):
         while True:
