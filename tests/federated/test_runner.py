@@ -426,3 +426,10 @@ class Bare(FedAvg):
 def test_what_a_method_of_ones_own_returns_has_to_be_what_it_says(method: FedAvg, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         tw.simulate(method, mlp, blobs(), 1, workers=1)
+
+
+@pytest.mark.parametrize("body", [5, None, {"x": torch.zeros(3)}, [], [None] * 4], ids=repr)
+def test_what_is_no_message_is_refused_before_its_numbers_are_looked_at(body: Any) -> None:
+    form = Form.of(Reply(W.zeros()), tw.Dense(), "up")
+    with pytest.raises(WireError):
+        Mean(form).add(0, 1.0, body, form.open()[1], KEY)

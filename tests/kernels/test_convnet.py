@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import tables
 import thinwire as tw
 from clients import KEY, TRAINERS, made, some
 from thinwire import LocalSGD, Supervised
@@ -534,3 +535,26 @@ def test_a_request_of_its_own_kind_is_trained_in_torch_beside_others(levels: Any
     assert chain_for(slot, own, Local(x, LocalSGD(0.1, warmup=2))) is None
     assert chain_for(slot, own, Local(x, LocalSGD(0.1, clip=1.0))) is None
     assert chain_for(slot, replace(own, augment=(tw.data.augment.Flip(),)), request) is None
+
+
+EVERY = [expression for method in tables.METHODS for expression in list(method.golden.values())[:1]]
+EVERY = [expression.replace("Intrinsic(200", "Intrinsic(20") for expression in EVERY]  # of a smaller model
+EVERY += ["SCAFFOLD(LocalSGD(0.1, batch=5), option='I')", "PerFedAvg(LocalSGD(0.1, batch=5))", "APFL(LocalSGD(0.1))"]
+
+
+@pytest.mark.parametrize("expression", [*EVERY, "Ditto(LocalSGD(0.1, batch=5))", "pFedMe(LocalSGD(0.1, batch=5))"])
+def test_whatever_the_method_the_plan_compiled_trains_what_each_does(expression: str) -> None:
+    """Methods that look at gradients, hold layers still, bend steps or have a loss of their own, which torch trains."""
+    g = torch.Generator().manual_seed(0)
+    pictures = torch.randint(256, (60, 1, 10, 10), generator=g, dtype=torch.uint8)
+    classes = torch.randint(3, (60,), generator=g)
+    tasks = [Supervised(pictures, classes, part, mean=(0.3,), std=(0.3,)) for part in torch.arange(60).split(20)]
+
+    def model() -> nn.Module:
+        torch.manual_seed(1)
+        return nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(64, 3))
+
+    method = tw.parse(expression)
+    each, compiled = (tw.simulate(method, model, tasks, 3, seed=1, workers=1, plan=p) for p in ("each", "compiled"))
+    torch.testing.assert_close(compiled.params.flat, each.params.flat, atol=1e-5, rtol=1e-4)
+    assert [entry.total for entry in compiled.ledger] == [entry.total for entry in each.ledger]

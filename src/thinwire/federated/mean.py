@@ -72,7 +72,7 @@ class Mean:
         ``admit`` is what the method makes of a reply whose Params fields have been clipped. With a ``discount`` each
         field of a late reply that is averaged counts that much, norm statistics aside.
         """
-        body = body if isinstance(body, Body) else Body(body)
+        body = body if isinstance(body, Body) else Body(self.form.check(body))
         packets = enumerate(zip(self.form.check(body), rx, strict=True))
         taken = [self._take(i, packet, end, key, late) for i, (packet, end) in packets]
         values = [value for value, _ in taken]
