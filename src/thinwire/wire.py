@@ -26,6 +26,7 @@ from torch import Tensor
 
 from .errors import WireError
 from .kernels import native
+from .kernels.magnitude import magnitude
 from .params import Params, is_finite
 from .template import Packet, Several, State, clone, conform, restore
 
@@ -383,7 +384,6 @@ def largest(x: Any) -> float:
         parts = [largest(one) for one in x]
         return max(parts, key=lambda one: (one != one, one), default=0.0)  # NaN above all
     values = x.flat if isinstance(x, Params) else x
-    if isinstance(values, Tensor) and values.is_floating_point() and values.numel():
-        low, high = torch.aminmax(values.detach())
-        return max(-float(low), float(high))  # of a NaN both are one
+    if isinstance(values, Tensor):
+        return magnitude(values) if values.dtype.is_floating_point else 0.0
     return abs(values) if isinstance(values, float) else 0.0

@@ -80,7 +80,7 @@ def test_a_client_trained_in_c_is_the_client_trained_in_torch(name: str, module:
     expected, found = train(slot, own, Local(x, TRAINERS[name]), KEY), []
     for level in levels:
         native.use(level)
-        found.append(train_chains(known, [own], [Local(x, TRAINERS[name])], [KEY])[0])
+        found.append(next(train_chains(known, [own], [Local(x, TRAINERS[name])], [KEY])))
     assert found[0].steps == expected.steps
     assert found[0].loss == pytest.approx(expected.loss, rel=1e-5)
     torch.testing.assert_close(found[0].x.flat, expected.x.flat, atol=2e-6, rtol=2e-5)
@@ -126,9 +126,9 @@ def test_what_a_request_asks_for_besides_is_done_in_c_too(what: str, module: Any
     asked = (some(x, 4).flat > 0).float() if what == "mask" else some(x, 4).flat
     given = Memory((Params(x.layout, asked),), 0) if what == "memory" else Params(x.layout, asked)
     request = Local(x, TRAINERS["bent"])._replace(**{what: given})
-    expected, found = train(slot, own, request, KEY), train_chains(known, [own], [request], [KEY])[0]
+    expected, found = train(slot, own, request, KEY), next(train_chains(known, [own], [request], [KEY]))
     torch.testing.assert_close(found.x.flat, expected.x.flat, atol=2e-6, rtol=2e-5)
-    plain = train_chains(known, [own], [Local(x, TRAINERS["bent"])], [KEY])[0]
+    plain = next(train_chains(known, [own], [Local(x, TRAINERS["bent"])], [KEY]))
     assert (plain.x.flat - found.x.flat).abs().max() > 1e-4
     if what == "memory":
         assert torch.equal(request.memory.vectors[0].flat, asked), "what the request holds is not written to"
@@ -140,9 +140,9 @@ def test_many_clients_are_the_clients_one_by_one(levels: Any) -> None:
     tasks = [replace(tasks[0], indices=task.indices) for task in tasks]
     keys = [KEY._replace(client=i) for i in range(3)]
     trainer = LocalSGD(0.2, batch=6, momentum=0.5)
-    found = train_many(slot, tasks, [Local(x, trainer)] * 3, keys)
+    found = list(train_many(slot, tasks, [Local(x, trainer)] * 3, keys))
     native.use("reference")  # then torch.func takes them
-    together = train_many(slot, tasks, [Local(x, trainer)] * 3, keys)
+    together = list(train_many(slot, tasks, [Local(x, trainer)] * 3, keys))
     for task, key, one, other in zip(tasks, keys, found, together, strict=True):
         expected = train(slot, task, Local(x, trainer), key)
         assert one.steps == other.steps == expected.steps
@@ -154,10 +154,13 @@ def test_indices_are_read_as_torch_reads_them(levels: Any) -> None:
     _, known, x = made(logistic())
     own, trainer = replace(rows(), indices=torch.tensor([39, 3, 38])), LocalSGD(0.2, batch=2)
     there, behind = (
-        train_chains(known, [task], [Local(x, trainer)], [KEY])[0]
+        next(train_chains(known, [task], [Local(x, trainer)], [KEY]))
         for task in (own, replace(own, indices=torch.tensor([-1, 3, -2], dtype=torch.int32)))
     )
     assert torch.equal(there.x.flat, behind.x.flat)
+    beyond, own.indices[1] = own, 40  # written to after it was looked at
+    with pytest.raises(IndexError, match="an index of a client is not one of the 40 examples"):
+        next(train_chains(known, [beyond], [Local(x, trainer)], [KEY]))
     with pytest.raises(ValueError, match="indices of 2 go from 0 to 40: there are 40 examples"):
         replace(own, indices=torch.tensor([0, 40]))
 
@@ -168,13 +171,13 @@ def test_a_word_that_the_model_does_not_have_is_refused(word: int, levels: Any) 
     own = texts()
     own.inputs[7, 8] = word
     with pytest.raises(IndexError, match="a word that is not one of the model's 30, 0 and up"):
-        train_chains(known, [own], [Local(x, LocalSGD(0.2, batch=4))], [KEY])
+        next(train_chains(known, [own], [Local(x, LocalSGD(0.2, batch=4))], [KEY]))
 
 
 def test_a_step_moves_the_words_of_its_texts_alone(levels: Any) -> None:
     _, known, x = made(of_texts())
     own = replace(texts(), indices=torch.tensor([10, 11]))
-    found = train_chains(known, [own], [Local(x, LocalSGD(0.2, batch=1))], [KEY])[0].x
+    found = next(train_chains(known, [own], [Local(x, LocalSGD(0.2, batch=1))], [KEY])).x
     moved = (found["words.weight"] != x["words.weight"]).any(1).nonzero().view(-1).tolist()
     assert moved == sorted(set(own.inputs[own.indices].view(-1).tolist()) - {0}) != []
 
@@ -183,7 +186,7 @@ def test_a_client_whose_training_diverges_is_named(levels: Any) -> None:
     slot, _, x = made(logistic())
     own = replace(rows(), inputs=rows().inputs * 1e30)
     with pytest.raises(tw.errors.NonFinite, match=r"round 2, client 1: .* lower lr=1e\+30"):
-        train_many(slot, [own], [Local(x, LocalSGD(1e30, batch=5))], [KEY])
+        next(train_many(slot, [own], [Local(x, LocalSGD(1e30, batch=5))], [KEY]))
 
 
 def shared() -> nn.Module:

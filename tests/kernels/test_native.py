@@ -32,6 +32,7 @@ from thinwire.kernels import (
     signs,
     sketch,
 )
+from thinwire.kernels.magnitude import BRIEF, magnitude
 from thinwire.local import Local, LocalSGD
 from thinwire.train.compiled import chain, train_chains
 from thinwire.train.slot import Slot
@@ -88,6 +89,7 @@ KERNELS: dict[str, Callable[[], Any]] = {
     "rans": lambda: rans.decode(rans.encode(few(N).to(torch.uint8)), N),
     "adaptive": lambda: adaptive.unpack(adaptive.pack(few(), 1_000), 300),
     "levels": lambda: levels.unpack(levels.pack(few().to(torch.int8), 1_000, 20), 300, 20),
+    "magnitude": lambda: (magnitude(normal()), magnitude(normal(BRIEF + 1))),
     "outer_sum": lambda: outer.outer_sum(normal(3 * 40).view(3, 40), normal(3 * 60).view(3, 60)),
     "chains": trained,
     "convolutions": lambda: trained(convolutional),

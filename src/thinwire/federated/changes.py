@@ -51,7 +51,7 @@ def change_of(training: tuple[Params, Trained] | None, unsent: Sequence[str]) ->
     None where no training is what the client did to the model.
     """
     packet: dict[str, Packet] = {"unsent": list(dict.fromkeys(unsent))}
-    if training is None:
+    if training is None or torch.equal(training[0].flat, training[1].x.flat):  # a loss was asked for, not a step
         return packet
     x, trained = training
     return packet | {

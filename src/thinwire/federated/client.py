@@ -13,8 +13,6 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
-import torch
-
 from ..algorithms.base import Algorithm, Start
 from ..dice import Dice, put_back, seeded
 from ..errors import NonFinite, require
@@ -241,8 +239,6 @@ class Round:
         training = None if self.apart else self.first
         if training is not None:
             looks = [{**line, "steps": training[1].steps, "rates": training[1].rates} for line in looks]
-        if training is not None and torch.equal(training[0].flat, training[1].x.flat):
-            training = None  # a loss was asked for, not a step
         change = change_of(training, form.unsent(values)) if manner.changes else None
         about = len(self.task), self.loss, self.steps, form.floats(body), seconds
         return Reply(dumps(body), *about, looks, change, after, norms)
@@ -363,7 +359,7 @@ def adapt_model(
                 return done.value, slot.buffers()
 
 
-def _train(slot: Slot, tasks: Sequence[Task], requests: Sequence[Local], keys: Sequence[Key]) -> Sequence[Trained]:
+def _train(slot: Slot, tasks: Sequence[Task], requests: Sequence[Local], keys: Sequence[Key]) -> Iterator[Trained]:
     """What many clients' training came to: of all at once, or where that cannot be had of one after the other."""
     if batchable(slot, tasks, requests):
         try:
@@ -371,7 +367,7 @@ def _train(slot: Slot, tasks: Sequence[Task], requests: Sequence[Local], keys: S
         except Apart as why:
             with LOGGING:  # clients of other threads fail alike
                 _log_once(str(why).partition("\n")[0][:200])
-    return [train(slot, *one) for one in zip(tasks, requests, keys, strict=True)]
+    return (train(slot, *one) for one in zip(tasks, requests, keys, strict=True))
 
 
 @cache
@@ -387,11 +383,14 @@ def many_rounds(
     began = time.perf_counter()
     if slot.first or slot.random or manner.train:  # with buffers or dice of their own they are trained one by one
         return [one_round(algorithm, form, slot, turn, manner) for turn in turns]
-    rounds = [Round(algorithm, form, *turn) for turn in turns]
+    rounds, replies = [Round(algorithm, form, *turn) for turn in turns], dict[Round, Reply]()
     while waiting := [round for round in rounds if round.request is not None]:
         requests = [round.request for round in waiting if round.request is not None]
         results = _train(slot, [round.task for round in waiting], requests, [round.draws() for round in waiting])
         for round, trained in zip(waiting, results, strict=True):
             round.take(trained)
+            if round.request is None:  # its model is still in the processor's cache, where it was trained alone
+                replies[round] = round.reply(None, 0.0, manner)
     each = (time.perf_counter() - began) / len(rounds)
-    return [round.reply(None, each, manner) for round in rounds]
+    answers = (replies.get(round) or round.reply(None, 0.0, manner) for round in rounds)
+    return [answer._replace(seconds=each) for answer in answers]

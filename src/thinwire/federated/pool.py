@@ -206,10 +206,10 @@ class Pool:
             try:
                 warnings.filterwarnings("error", ".*batching rule.*")  # then torch.func would go one by one itself
                 if not measured:
-                    train_many(slot, tasks, short, keys)
+                    list(train_many(slot, tasks, short, keys))
                     return "together"
                 alone = _seconds(lambda: train(slot, tasks[0], short[0], keys[0]), clock)
-                together = _seconds(lambda: train_many(slot, tasks, short, keys), clock) / len(rounds)
+                together = _seconds(lambda: list(train_many(slot, tasks, short, keys)), clock) / len(rounds)
             except (RuntimeError, ValueError, UserWarning, NonFinite):  # torch.func cannot batch it, or it diverges
                 return "each"
         return "together" if together < MARGIN * alone else "each"

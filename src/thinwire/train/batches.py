@@ -36,8 +36,10 @@ def draw_batches(n: int, trainer: Trainer, generator: torch.Generator, at_least:
     """:func:`order` as it is drawn: a fresh permutation an epoch, batches of fewer than ``at_least`` left out."""
     size = n if trainer.batch is None else min(trainer.batch, n)
     epoch, steps = trainer.per_epoch(n, at_least), trainer.num_steps(n, at_least)
-    epochs = range(-(-steps // epoch))
-    orders = [torch.randperm(n, generator=generator, device="cpu")[: epoch * size] for _ in epochs]
-    if epoch * size > n:
-        orders = [nn.functional.pad(order, (0, epoch * size - n), value=-1) for order in orders]
-    return torch.cat(orders).view(-1, size)[:steps]
+    orders = [torch.randperm(n, generator=generator, device="cpu") for _ in range(-(-steps // epoch))]
+    if (rest := epoch * size - n) > 0:
+        orders = [nn.functional.pad(order, (0, rest), value=-1) for order in orders]
+    elif rest < 0:
+        orders = [order[: epoch * size] for order in orders]
+    drawn = (orders[0] if len(orders) == 1 else torch.cat(orders)).view(-1, size)
+    return drawn if len(drawn) == steps else drawn[:steps]

@@ -10,6 +10,7 @@ linear layers, and of them arithmetic is most: C leaves out what a pool makes ze
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..algorithms.fedpara import factors
+from ..errors import NonFinite
 from ..kernels import native
 from ..key import Key
 from ..local import Local, LocalSGD, Memory, Trained, Trainer
@@ -27,8 +29,10 @@ from ..params import Layout, Params
 from ..task import Supervised
 from .batches import order
 from .convnet import Convolutions, Front, Rooms, convolutions, stages_of
+from .one import explain_divergence
 
 AFTER = {nn.Identity: 0, nn.ReLU: 1, nn.Tanh: 2, nn.Sigmoid: 3}
+AT_ONCE = 5  # clients in C before the next are made ready: what they gave is then still in the cache
 PARTS = ("examples", "convolutions", "linear layers", "back through linear layers", "back through convolutions", "bend")
 """The parts of a step in C. Those on the way back move the weights too, unless a step of SGD is bent."""
 
@@ -103,10 +107,12 @@ class Examples(native.Struct):
         ("targets", ctypes.c_void_p),
         ("words", ctypes.c_void_p),
         ("length", ctypes.c_int64),
+        ("count", ctypes.c_int64),
     )
 
     def __init__(self, task: Supervised) -> None:
         x, targets = task.inputs, task.targets
+        self.count = len(x)
         if x.dtype == torch.int64:
             self.point(words=x, targets=targets)
             self.length = x.shape[1]
@@ -122,11 +128,12 @@ class Examples(native.Struct):
 
 class _Client(native.Struct):
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("w", "own", "places")),
+        *((name, ctypes.c_void_p) for name in ("w", "begun", "own", "places")),
         *((name, ctypes.c_int64) for name in ("steps", "size")),
         *((name, ctypes.c_void_p) for name in ("anchor", "offset", "mask", "part", "velocity")),
         *((name, ctypes.c_float) for name in ("lr", "decay", "prox", "momentum")),
         ("loss", ctypes.c_double),
+        *((name, ctypes.c_int64) for name in ("seen", "finite")),
         ("spent", ctypes.c_void_p),
         ("statistics", ctypes.c_void_p),
         ("room", ctypes.c_void_p),
@@ -208,69 +215,73 @@ def train_chains(
     spent: Tensor | None = None,
     statistics: Tensor | None = None,
     rooms: Rooms | None = None,
-) -> list[Trained]:
-    """:func:`thinwire.train.one.train` of clients whose task ``chain`` takes. Numbers may have become infinite.
+) -> Iterator[Trained]:
+    """:func:`thinwire.train.one.train` of clients whose task ``chain`` takes, one after the other.
 
     The seconds of each of :data:`PARTS` are added to ``spent``, 64-bit floats. ``statistics`` are the running means and
     variances of norms, 32-bit floats, which move: of one client, then. ``rooms`` has memory for convolutions, which the
-    next client of the same worker needs again.
+    next client of the same worker needs again. Raises :class:`NonFinite`, and ``IndexError`` for an example or a word
+    that is not there.
     """
     lib = native.library()
     assert lib is not None
-    examples, made, held = Examples(tasks[0]), list[_Client](), []
-    rooms = rooms or Rooms()  # clients take turns in it
+    native.keep_memory()
+    examples, rooms = Examples(tasks[0]), rooms or Rooms()
     front = Front(chain.convs, tasks[0].inputs.shape[1:]) if chain.convs else None
-    for task, request, key in zip(tasks, requests, keys, strict=True):
-        trainer, x = request.trainer, request.x
-        w = x.flat.clone(memory_format=torch.contiguous_format)
-        places = order(task, request, key, key.generator("batches"))
-        begun = request.memory or trainer.begin(x.layout)
-        velocity = begun.vectors[0].flat.clone() if begun.vectors else None
-        part = None if request.shift is None else request.shift.flat / len(places)
-        anchor = (request.anchor or x).flat.contiguous() if trainer.prox else None
-        offset, mask = (None if p is None else p.flat.contiguous() for p in (request.offset, request.mask))
-        steps, size = places.shape
-        reals = {"lr": trainer.rate(key), "decay": trainer.weight_decay, "prox": trainer.prox}
-        client = _Client(steps=steps, size=size, momentum=getattr(trainer, "momentum", 0.0), **reals)
-        client.point(w=w, own=_indices(task), places=places)
-        client.point(anchor=anchor, offset=offset, mask=mask, part=part, velocity=velocity)
-        client.point(spent=spent, statistics=statistics)
-        if front is not None:
-            room = rooms.at_least(front, size)
-            client.most = room.most
-            client.point(room=room.floats)
-        made.append(client)
-        held.append((w, places, velocity, begun.steps + steps))
-    clients = native.row(made)
     layers = (ctypes.c_int64 * (len(ChainLayer._fields) * len(chain.layers)))(
         *(n for layer in chain.layers for n in layer)
     )
-    size, depth = requests[0].x.layout.size, len(chain.layers)
-    words = ctypes.byref(chain.words)
-    status = lib.tw_chains(
-        clients, len(clients), size, words, front and ctypes.byref(front), layers, depth, ctypes.byref(examples)
-    )
-    if status == -2:
-        raise IndexError(f"a text has a word that is not one of the model's {chain.words.vocabulary}, 0 and up")
-    native.check(status)
-    results = []
-    for client, request, key, (w, places, velocity, taken) in zip(clients, requests, keys, held, strict=True):
-        layout, seen = request.x.layout, int((places >= 0).sum())
-        ended = Memory(() if velocity is None else (Params(layout, velocity),), taken)
-        rates = request.trainer.rate(key) * len(places)
-        results.append(Trained(Params(layout, w), len(places), client.loss / seen, ended, rates))
-    return results
+    shared = ctypes.byref(chain.words), front and ctypes.byref(front), layers, len(chain.layers), ctypes.byref(examples)
+    trained_by = list(zip(tasks, requests, keys, strict=True))
+    for start in range(0, len(trained_by), AT_ONCE):
+        some = trained_by[start : start + AT_ONCE]
+        made = [_client(*one, spent, statistics) for one in some]
+        if front is not None:
+            room = rooms.at_least(front, max(client.size for client in made))
+            for client in made:
+                client.most = room.most
+                client.point(room=room.floats)
+        clients = native.row(made)
+        status = lib.tw_chains(clients, len(made), requests[0].x.layout.size, *shared)
+        if status == -2:
+            raise IndexError(f"a text has a word that is not one of the model's {chain.words.vocabulary}, 0 and up")
+        if status == -3:
+            raise IndexError(f"an index of a client is not one of the {examples.count} examples")
+        native.check(status)
+        for (task, request, key), client, owners in zip(some, clients, clients.owners, strict=True):
+            trainer, layout, loss = request.trainer, request.x.layout, client.loss / client.seen
+            if not (client.finite and math.isfinite(loss)):
+                raise NonFinite(explain_divergence(task, trainer, loss, key))
+            before = 0 if request.memory is None else request.memory.steps
+            vectors = (Params(layout, owners["velocity"]),) if "velocity" in owners else ()
+            ended = Memory(vectors, before + client.steps)
+            yield Trained(Params(layout, owners["w"]), client.steps, loss, ended, trainer.rate(key) * client.steps)
 
 
-def _indices(task: Supervised) -> Tensor | None:
-    """Of a task's examples, as torch reads them."""
-    if task.indices is None:
-        return None
-    own = task.indices.long().contiguous()
-    low, high = (int(end) for end in torch.aminmax(own))
-    if low < 0 or high >= len(task.inputs):
-        own = torch.arange(len(task.inputs), device="cpu")[own]  # from the end, or not at all
-    return own
+def _client(task: Supervised, request: Local, key: Key, spent: Tensor | None, statistics: Tensor | None) -> _Client:
+    """A client as C takes it, whose model and velocity are memory of its own."""
+    trainer, x, begun = request.trainer, request.x, request.memory or request.trainer.begin(request.x.layout)
+    places = order(task, request, key, key.generator("batches"))
+    steps, size = places.shape
+    client = _Client(steps=steps, size=size, lr=trainer.rate(key), decay=trainer.weight_decay, prox=trainer.prox)
+    own = task.indices
+    if own is not None:
+        own = (own if own.dtype == torch.int64 else own.long()).contiguous()
+    client.point(w=torch.empty_like(x.flat), begun=x.flat.contiguous(), own=own, places=places)
+    if spent is not None or statistics is not None:
+        client.point(spent=spent, statistics=statistics)
+    if begun.vectors:
+        client.momentum = trainer.momentum  # type: ignore[attr-defined]  # who has a vector has one
+        client.point(velocity=begun.vectors[0].flat.clone())
+    if trainer.prox:
+        client.point(anchor=(request.anchor or x).flat.contiguous())
+    if request.shift is not None:
+        client.point(part=request.shift.flat / steps)
+    if request.offset is not None:
+        client.point(offset=request.offset.flat.contiguous())
+    if request.mask is not None:
+        client.point(mask=request.mask.flat.contiguous())
+    return client
 
 
 def _stages(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:

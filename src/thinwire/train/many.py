@@ -10,14 +10,13 @@ batch. The draws are those of
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..errors import NonFinite
-from ..kernels import native
 from ..key import Key
 from ..local import Local, Memory, Trained
 from ..losses import LossOf, Ratio
@@ -70,8 +69,8 @@ def chain_of(slot: Slot, task: Task) -> Chain | None:
     return known if known is not None and isinstance(task, Supervised) and known.takes(task) else None
 
 
-def train_many(slot: Slot, tasks: Sequence[Task], requests: Sequence[Local], keys: Sequence[Key]) -> list[Trained]:
-    """:func:`thinwire.train.one.train` for clients that are :func:`batchable`.
+def train_many(slot: Slot, tasks: Sequence[Task], requests: Sequence[Local], keys: Sequence[Key]) -> Iterator[Trained]:
+    """:func:`thinwire.train.one.train` for clients that are :func:`batchable`; in C each when it is asked for.
 
     Raises :class:`NonFinite`, and :class:`Apart` where torch.func cannot take the model, or an example's loss depends
     on the others of its batch.
@@ -79,14 +78,12 @@ def train_many(slot: Slot, tasks: Sequence[Task], requests: Sequence[Local], key
     own = [task for task in tasks if isinstance(task, Supervised)]  # all of them are
     known = chain_of(slot, own[0])
     if known is not None and known.trains(requests[0].trainer):
-        native.keep_memory()
-        results = train_chains(known, own, requests, keys)
-    else:
-        results = _side_by_side(slot, own, requests, keys)
+        return train_chains(known, own, requests, keys)
+    results = _side_by_side(slot, own, requests, keys)
     for trained, task, key in zip(results, own, keys, strict=True):
         if not math.isfinite(trained.loss) or not trained.x.finite():
             raise NonFinite(explain_divergence(task, requests[0].trainer, trained.loss, key))
-    return results
+    return iter(results)
 
 
 def _side_by_side(

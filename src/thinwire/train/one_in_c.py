@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
-from ..errors import NonFinite
-from ..kernels import native
 from ..key import Key
 from ..local import Local, Trained
 from ..task import Supervised, Task
@@ -44,15 +40,12 @@ def train(slot: Slot, task: Task, request: Local, key: Key, spent: Tensor | None
     if known is None:
         return one.train(slot, task, request, key)
     assert isinstance(task, Supervised)
-    native.keep_memory()
     if request.buffers is not None:
         slot.load_buffers(request.buffers)
     there = dict(slot.module.named_buffers())
     places = [there[f"{name}.{part}"] for name in known.convs.norms for part in RUNNING]
     statistics = torch.cat(places) if places else None
-    trained = train_chains(known, [task], [request], [key], spent, statistics, slot.rooms)[0]
-    if not math.isfinite(trained.loss) or not trained.x.finite():
-        raise NonFinite(one.explain_divergence(task, request.trainer, trained.loss, key))
+    trained = next(train_chains(known, [task], [request], [key], spent, statistics, slot.rooms))
     if statistics is not None:
         moved = torch.split(statistics, [len(place) for place in places])
         for place, value in zip(places, moved, strict=True):

@@ -97,6 +97,7 @@ SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "tw_pack_signs": (None, [POINTER, LONG, POINTER, INT]),
     "tw_unpack_signs": (None, [POINTER, LONG, REAL, POINTER, INT]),
     "tw_partial_sums": (None, [POINTER, LONG, POINTER, INT]),
+    "tw_magnitude": (REAL, [POINTER, LONG, INT]),
     "tw_quantize": (None, [POINTER, LONG, REAL, REAL, INT, INT, KEY, POINTER, INT]),
     "tw_dequantize": (INT, [POINTER, LONG, INT, INT, REAL, POINTER, INT]),
     "tw_count_sketch": (None, [POINTER, LONG, LONG, LONG, POINTER, POINTER, INT]),
@@ -126,7 +127,7 @@ SIGNATURES: dict[str, tuple[object, list[object]]] = {
 def library(*tensors: Tensor) -> ctypes.CDLL | None:
     """The compiled functions, if they are there and can take these tensors; None where the reference has to do."""
     for x in tensors:
-        if x.device.type != "cpu" or (x.is_floating_point() and x.dtype != torch.float32):
+        if x.device.type != "cpu" or (x.dtype.is_floating_point and x.dtype != torch.float32):
             return None
     lib, level = _load(), _level()
     if lib is None or level == "reference":
@@ -206,13 +207,27 @@ def _level() -> str:
 
 
 @cache
+def brief() -> ctypes.PyDLL:
+    """:func:`library`, where it is there, for calls of some microseconds: the interpreter's lock is kept."""
+    return _signed(ctypes.PyDLL(str(build.LIBRARY)))
+
+
+L = TypeVar("L", bound=ctypes.CDLL)
+
+
+def _signed(lib: L) -> L:
+    """The library with its signatures. ``AttributeError`` where a function is missing."""
+    for name, (result, arguments) in SIGNATURES.items():
+        function = getattr(lib, name)
+        function.restype, function.argtypes = result, arguments
+    return lib
+
+
+@cache
 def _load() -> ctypes.CDLL | None:
     """The library, with its signatures; one warning where it cannot be had."""
     try:
-        lib = ctypes.CDLL(str(build.LIBRARY))
-        for name, (result, arguments) in SIGNATURES.items():
-            function = getattr(lib, name)
-            function.restype, function.argtypes = result, arguments
+        lib = _signed(ctypes.CDLL(str(build.LIBRARY)))
         reason = "" if lib.tw_source() == build.checksum() else "they were compiled of another version"
     except (OSError, AttributeError) as error:
         reason = str(error)

@@ -696,6 +696,18 @@ static void FN(decompose)(const float *dw, const float *other, const float *x, c
         for (i64 k = 0; k < rank; k++) dy[i * rank + k] += turned[k * in + i];
 }
 
+/* The largest magnitude of n numbers, as bits: those of a NaN are above those of infinity. */
+static u32 FN(magnitude)(const float *x, i64 n) {
+    u32 top = 0;
+    for (i64 i = 0; i < n; i++) {
+        u32 bits;
+        memcpy(&bits, x + i, 4);
+        bits &= 0x7fffffff;
+        top = bits > top ? bits : top;
+    }
+    return top;
+}
+
 /* One step: what the trainer and the request add to the gradients g, then w moves. */
 static void FN(bend)(float *w, float *g, const Bend *b, i64 n) {
     if (b->decay != 0) for (i64 i = 0; i < n; i++) g[i] += b->decay * w[i];

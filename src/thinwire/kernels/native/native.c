@@ -417,6 +417,27 @@ void tw_partial_sums(const float *x, i64 n, double *sums, int threads) {
     in_parts(partial_sums, &s, parts_of(n, threads));
 }
 
+/* -- magnitude.py -------------------------------------------------------------------------------------------- */
+
+typedef struct { const float *x; i64 n; u32 tops[MOST_THREADS]; } Magnitude;
+
+static void magnitude(void *job, int part, int parts) {
+    Magnitude *m = job;
+    RANGE(m->n, 64);
+    m->tops[part] = CALL(magnitude, m->x + start, stop - start);
+}
+
+float tw_magnitude(const float *x, i64 n, int threads) {
+    Magnitude m = {.x = x, .n = n};
+    int parts = parts_of(n, threads);
+    in_parts(magnitude, &m, parts);
+    u32 top = 0;
+    for (int part = 0; part < parts; part++) top = m.tops[part] > top ? m.tops[part] : top;
+    float found;
+    memcpy(&found, &top, 4);
+    return found;
+}
+
 /* -- quantize.py --------------------------------------------------------------------------------------------- */
 
 typedef struct {
@@ -1066,6 +1087,7 @@ typedef struct {
     const i64 *targets;
     const i64 *words;
     i64 length;
+    i64 count;
 } Examples;
 
 static void example(const Examples *e, i64 at, i64 in, float *row) {
@@ -1105,16 +1127,19 @@ static void words_owe(float *table, float by, i64 in, const i64 *words, i64 leng
             for (i64 i = 0; i < in; i++) table[words[j] * in + i] += by * dy[i];
 }
 
-/* A client: its model w is trained in place. Step s sees its examples places[s][..], -1 where there are no more; `own`
- * says where those lie, null: in that order. The sum of the losses is written to `loss`, the seconds of each part of a
- * step are added to `spent`; null: nobody asks. The `statistics` of norms move.
+/* A client: its model w begins as the n numbers of `begun`. Step s sees its examples places[s][..], -1 where there are no
+ * more; `own` says where those lie, below 0 from the end; null: in that order. The sum of the losses is written to `loss`,
+ * how many examples they are of to `seen`, and to `finite` whether all of w is. The seconds of each part of a step are
+ * added to `spent`; null: nobody asks. The `statistics` of norms move.
  * `room` is that of convolutions, for batches of at most `most`. */
 typedef struct {
     float *w;
+    const float *begun;
     const i64 *own, *places;
     i64 steps, size;
     Bend bend;
     double loss;
+    i64 seen, finite;
     double *spent;
     float *statistics, *room;
     i64 most;
@@ -1135,7 +1160,7 @@ static void clocked(const Client *client, int part, double *since) {
 static int chain(Client *client, i64 n, const Words *words, const Front *front, const Linear *layers, int depth, const Examples *examples) {
     float *w = client->w;
     const i64 *own = client->own, *places = client->places;
-    i64 steps = client->steps, size = client->size;
+    i64 steps = client->steps, size = client->size, all = 0;
     const Bend *bend = &client->bend;
     i64 rows = (size + 4) / 5 * 5, floats = (words->vocabulary || front ? 2 : 1) * rows * padded(layers[0].in);
     i64 pixels = front ? front->channels * front->height * front->width : 0;
@@ -1153,6 +1178,7 @@ static int chain(Client *client, i64 n, const Words *words, const Front *front, 
     int bad = !room || !values || !labels || !made || (front && !net);
     double total = 0, since = 0;
     if (!bad) {
+        memcpy(w, client->begun, (size_t)n * 4);
         float **back = values + depth + 1, *free_ = room, *picture = room + floats, *g = plain ? w : picture + pixels;
         values[0] = free_, free_ += rows * padded(layers[0].in);
         back[0] = free_, free_ += words->vocabulary || front ? rows * padded(layers[0].in) : 0;
@@ -1172,6 +1198,11 @@ static int chain(Client *client, i64 n, const Words *words, const Front *front, 
             i64 in = layers[0].in, wide = padded(in), seen = 0;
             for (; seen < size && places[seen] >= 0; seen++) {
                 i64 at = own ? own[places[seen]] : places[seen], length = examples->length;
+                if (at < 0) at += examples->count;
+                if (at < 0 || at >= examples->count) {
+                    bad = 3;
+                    break;
+                }
                 float *row = values[0] + seen * wide;
                 labels[seen] = examples->targets[at];
                 if (front) {
@@ -1188,6 +1219,7 @@ static int chain(Client *client, i64 n, const Words *words, const Front *front, 
                 if (!counts[seen]) bad = 2;
             }
             if (bad) break;
+            all += seen;
             memset(values[0] + seen * wide, 0, (size_t)((rows - seen) * wide) * 4);
             clocked(client, TAKE, &since);
             if (front && net_forward(net, level, w, client->statistics, seen, values[0], wide)) total = NAN; /* torch's gradients would be, too */
@@ -1241,14 +1273,14 @@ static int chain(Client *client, i64 n, const Words *words, const Front *front, 
             clocked(client, BEND, &since);
         }
     }
-    client->loss = total;
+    client->loss = total, client->seen = all, client->finite = CALL(magnitude, w, n) < 0x7f800000;
     free(room), free(values), free(labels), free(made);
     if (net) net_close(net);
     return bad;
 }
 
-/* SGD of many clients' models of n parameters. -1 where there is no memory, -2 where a text has a word that is not in the
- * vocabulary. The caller has checked places, own and targets. */
+/* SGD of some clients' models of n parameters. -1 where there is no memory, -2 where a text has a word that is not in the
+ * vocabulary, -3 where `own` names an example that is not there. The caller has checked places and targets. */
 int tw_chains(Client *clients, i64 num, i64 n, const Words *words, const Front *front, const Linear *layers, int depth, const Examples *examples) {
     for (i64 i = 0; i < num; i++) {
         int bad = chain(clients + i, n, words, front, layers, depth, examples);
