@@ -106,6 +106,16 @@ class Team:
 # -- identities ---------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("ranks", "rate"), [(1, 2.0), (2, 2.0), (3, 1.632993161855452), (8, 1.0)])
+def test_the_outer_rate_of_detached_loco_goes_with_the_number_of_ranks(ranks, rate):
+    link = tw.ChunkTopK(64, values=tw.Bins(4))
+    written = DEFA(link, lam=0.5, steps=3, decay=0.95, count="senders", outer=tw.SGD(rate))
+    ours, theirs = Team(DetachedLoCo(3), ranks).run(7), Team(written, ranks).run(7)
+    assert torch.equal(ours.x, theirs.x)
+    assert torch.equal(ours.e(), theirs.e())
+    assert not torch.equal(ours.x, Team(DetachedLoCo(3, outer=tw.SGD(0.9 * rate)), ranks).run(7).x)
+
+
 def test_an_exchange_after_every_step_with_a_plain_outer_step_is_data_parallel_training():
     local, plain = Team(DiLoCo(1, outer=tw.SGD(1.0)), 3).run(20), Team(Hook(tw.Dense()), 3).run(20)
     assert torch.allclose(local.x, plain.flats()[0], atol=1e-6)

@@ -87,7 +87,7 @@ def start(method: Feedback, layout: Layout, x: Float[Tensor, " d"], ranks: int, 
     flying = Flying(torch.zeros_like(x), x.new_zeros(2)) if method.delay else None
     rank = Rank(layout, x.clone(), e, total, sender, ranks, method.first(ranks), seen, [], flying, tuple(parts))
     for part, where in map(rank.part, range(method.fragments)):
-        rank.v.append(method.outer.init(Params(part, rank.x[where])))
+        rank.v.append(method.outer_of(ranks).init(Params(part, rank.x[where])))
     return rank
 
 
@@ -339,10 +339,10 @@ def _step(
     """The outer step of a fragment, of which d = mean C(p) came. Its state stays where layers are frozen."""
     layout, where = rank.part(fragment)
     before = Params(layout, rank.x[where])
-    x, v = method.apply(before, Params(layout, d), rank.v[fragment], rates)
+    x, v = method.apply(before, Params(layout, d), rank.v[fragment], rates, rank.ranks)
     starts = {a for a, _ in still}
     frozen = [name for name, (first, size, _) in layout.spans.items() if size and first in starts]
-    rank.v[fragment] = keep(method.outer, before, rank.v[fragment], v, frozen) if frozen else v
+    rank.v[fragment] = keep(method.outer_of(rank.ranks), before, rank.v[fragment], v, frozen) if frozen else v
     rank.x[where] = x.flat
 
 

@@ -162,12 +162,16 @@ class Feedback(Method):
         """Whether x moves by what arrives: x <- x - d."""
         return self.outer == SGD(1.0)
 
-    def apply(self, x: Params, d: Params, v: State, rates: Sequence[float]) -> tuple[Params, State]:
-        """x and the state of ``outer`` after an exchange, of which d = mean C(p) came; it points uphill.
+    def outer_of(self, ranks: int) -> Optimizer:
+        """The outer optimiser of so many ranks."""
+        return self.outer
+
+    def apply(self, x: Params, d: Params, v: State, rates: Sequence[float], ranks: int) -> tuple[Params, State]:
+        """x and the state of the outer optimiser after an exchange, of which d = mean C(p) came; it points uphill.
 
         ``rates`` are the learning rates of the optimisers' groups.
         """
-        return self.outer.step(x, d * -1.0, v)
+        return self.outer_of(ranks).step(x, d * -1.0, v)
 
     @property
     def detach(self) -> float | None:

@@ -14,7 +14,7 @@ LocalSGD           0             SGD(1.0)        all    20         everything
 DiLoCo             0     1       Nesterov        all    500        everything, or what a link sends
 StreamingDiLoCo    0     1       Nesterov        all    100        that by fragments, and applied later
 SparseLoCo         0     .95     SGD(1.0)        those  30         64 of 4,096, two bits each
-DetachedLoCo       .5    .95     SGD(2.0)        those  20         64 of 4,096, two bits each
+DetachedLoCo       .5    .95     by K ranks      those  20         64 of 4,096, two bits each
 DeMo, DisTrO       0     .999    sign            those  1          32, 4 of 4,096 cosine coefficients
 =================  ====  ======  ==============  =====  =========  =====================================
 
@@ -24,6 +24,7 @@ is each rank's own and is never exchanged. An exchange is a step of the training
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, Literal
@@ -137,7 +138,9 @@ class DetachedLoCo(SparseLoCo):
     """SparseLoCo whose rounds begin at x - ``lam`` * e, where a part of what was not sent yet is done already.
 
     The detached point is that of :class:`~thinwire.ddp.DEF`; nothing more is sent than by SparseLoCo. A rank that
-    begins at x does again what it owes, and with that gone a longer outer step no longer overshoots.
+    begins at x does again what it owes, and with that gone a longer outer step no longer overshoots. ``outer`` is by
+    default SGD at a rate of 2 sqrt(2 / K) of K ranks: 2 of two and of one, 1.41 of four, 1 of eight. The more ranks
+    send, the more entries of x move.
 
     Differences from the papers: SparseLoCo begins rounds at x, with an outer rate of 1. Detached error feedback has one
     step a round and sends random blocks. This is neither's method, and ours.
@@ -147,11 +150,14 @@ class DetachedLoCo(SparseLoCo):
 
     steps: Count | Seconds = 20
     lam: Fraction = field(default=0.5, kw_only=True)
-    outer: Optimizer = field(default=SGD(2.0), kw_only=True)
+    outer: Optimizer | None = field(default=None, kw_only=True)  # type: ignore[assignment]  # it is asked for K ranks
 
     @property
     def detach(self) -> float:
         return self.lam
+
+    def outer_of(self, ranks: int) -> Optimizer:
+        return SGD(2 * math.sqrt(2 / max(2, ranks))) if self.outer is None else self.outer
 
 
 @dataclass(frozen=True)
@@ -191,7 +197,7 @@ class DeMo(Local):
     def plain(self) -> bool:
         return False
 
-    def apply(self, x: Params, d: Params, v: State, rates: Sequence[float]) -> tuple[Params, State]:
+    def apply(self, x: Params, d: Params, v: State, rates: Sequence[float], ranks: int) -> tuple[Params, State]:
         name = type(self).__name__
         require(len(set(rates)) == 1, f"{name} has one learning rate, and the groups of the optimisers have {rates}")
         return x * (1 - rates[0] * self.weight_decay) - d.map(torch.sign) * rates[0], v
