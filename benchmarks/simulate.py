@@ -11,7 +11,7 @@ and compared in pairs; the figures are medians. Pictures and texts are random: t
 GPU (--device cuda) the bare loops are one thread, and all examples are on the device.
 
 ``outside_us``, where clients are trained in C, are the microseconds a client that a processor computes outside of that:
-calls, draws, messages, sums.
+calls, draws, messages, sums. ``passes_us`` are those of a reply's numbers alone, each moved four times.
 
     python benchmarks/simulate.py [--rounds 7] [--only J2] [--device cuda] [--json] [--into FILE]
 """
@@ -167,7 +167,7 @@ def measure(name: str, rounds: int, device: str, tiny: bool = False) -> dict[str
         "plan": run.plan,
     }
     outside = outside_training(run, work.sample, rounds)
-    return found if outside is None else {**found, "outside_us": round(outside)}
+    return found if outside is None else {**found, "outside_us": round(outside), "passes_us": round(passes(run))}
 
 
 def outside_training(run: Any, clients: int, rounds: int) -> float | None:
@@ -198,6 +198,21 @@ def outside_training(run: Any, clients: int, rounds: int) -> float | None:
     finally:
         lib.tw_chains = train
     return statistics.median(costs)
+
+
+def passes(run: Any) -> float:
+    """Microseconds that the numbers of one reply take at least: subtract, make bytes, look at them, add. In a warm cache."""
+    from thinwire.kernels.magnitude import magnitude
+
+    x = run.algorithm.model(run.server).flat
+    w, total, times = x * 1.01, torch.zeros_like(x), []
+    for _ in range(200):
+        began = time.perf_counter()
+        update = torch.frombuffer(bytearray((w - x).numpy()), dtype=x.dtype)
+        magnitude(update)
+        total.add_(update)
+        times.append(time.perf_counter() - began)
+    return statistics.median(times) * 1e6
 
 
 PROCESS = """
