@@ -201,7 +201,7 @@ def outside_training(run: Any, clients: int, rounds: int) -> float | None:
 
 
 def passes(run: Any) -> float:
-    """Microseconds that the numbers of one reply take at least: subtract, make bytes, look at them, add. In a warm cache."""
+    """Microseconds that the numbers of a reply take in a warm cache: subtract, make bytes, look at them, add."""
     from thinwire.kernels.magnitude import magnitude
 
     x = run.algorithm.model(run.server).flat
