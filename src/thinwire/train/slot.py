@@ -34,6 +34,8 @@ from .given import (
 )
 from .modes import Modes
 
+LARGE = 1 << 26  # bytes of a model, from which on what a step takes and frees is worth giving back
+
 
 class Slot:
     """A module that any model of its layout can be loaded into. One a worker.
@@ -79,6 +81,7 @@ class Slot:
                 p.grad = None
             self.slopes.append((p, home))
             self.places.append((p, p.data_ptr()))
+        self.large = sum(p.nbytes for p in self.module.parameters()) > LARGE
         self.begins = next(p.dtype for p in self.module.parameters() if p.is_floating_point())  # of the first layer
         self.fewest = 1  # examples that it trains on: batch norm needs two values a channel
         self.first = {name: b.detach().clone() for name, b in self.module.named_buffers()}
