@@ -289,14 +289,20 @@ class Slot:
         )
 
     def _check_gradient(self, loss: Tensor) -> None:
-        """Raise ``ValueError`` unless a gradient of the loss reaches a trained parameter of this slot."""
-        for p, _ in self.slopes:
-            p.grad = None
+        """Raise ``ValueError`` unless a gradient of the loss reaches a trained parameter of this slot.
+
+        The first that is reached ends the backward pass, which of a large model with adapters takes long.
+        """
+        reached = False
         if loss.requires_grad:
-            loss.backward()  # type: ignore[no-untyped-call]
-        reached = any(p.grad is not None for p, _ in self.slopes)
-        for p, home in self.slopes:
-            p.grad = home if p.dtype == home.dtype else None
+            hooks = [p.register_hook(_stop) for p, _ in self.slopes]  # type: ignore[no-untyped-call]
+            try:
+                loss.backward()  # type: ignore[no-untyped-call]
+            except _Reached:
+                reached = True
+            finally:
+                for hook in hooks:
+                    hook.remove()
         require(
             reached,
             "no gradient of the loss reaches a parameter that is trained: the model would stay as it is. Does its "
@@ -307,6 +313,14 @@ class Slot:
         """A batch-norm layer is about to see two examples: with one value a channel of each, fewer are not enough."""
         if values_a_channel(layer, inputs) < 2:
             self.fewest = 2
+
+
+class _Reached(Exception):
+    """A gradient has reached a trained parameter."""
+
+
+def _stop(_: Tensor) -> None:
+    raise _Reached
 
 
 EXACT = 1 << 24  # whole numbers up to this are 32-bit floats
