@@ -8,9 +8,10 @@ its own, on one thread a worker, and makes its model once:
 - ``out``: a round with one worker that leaves a folder, with its checkpoint and its adapter
 - ``coding``: ``TransformCoding`` of the adapters' update at 1 % of a visit, which needs no model
 
-A peak is the largest resident size of the process (``ru_maxrss``). ``setup`` is the construction of the run, the call
-that makes the model included; ``round`` that of two clients, after it. ``--model minilm`` has texts of as many tokens
-to classify, ``--tiny`` a Llama of random weights.
+A peak is the largest resident size of the process (``ru_maxrss``). ``imports`` is what transformers and peft take until
+they have made a tiny model. After it ``setup`` is the construction of the run, the call that makes the model included,
+and ``round`` that of two clients. ``--model minilm`` has texts of as many tokens to classify, ``--tiny`` a Llama of
+random weights.
 
     python benchmarks/adapters.py --into benchmarks/results/adapters.jsonl
 """
@@ -142,16 +143,20 @@ def measure(model: str, way: str) -> dict[str, float]:
     torch.set_num_threads(1)
     if way == "coding":
         return coding(model)
+    began = time.perf_counter()
+    tiny()
+    imports = time.perf_counter() - began
     if way == "bare":
-        return bare(model)
+        return {"imports": imports, **bare(model)}
     with tempfile.TemporaryDirectory() as folder:
-        return federated(model, 2 if way == "two" else 1, Path(folder) / "run" if way == "out" else None)
+        out = Path(folder) / "run" if way == "out" else None
+        return {"imports": imports, **federated(model, 2 if way == "two" else 1, out)}
 
 
 def compared(model: str) -> dict[str, Any]:
     """All ways, one process after another, and what the bars are about."""
     found: dict[str, Any] = {}
-    for way in (*WAYS, "coding"):
+    for way in ("coding", *WAYS):
         command = [sys.executable, __file__, "--model", model, "--way", way]
         found[way] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     ratios = {f"peak {way}": found[way]["peak"] / found["bare"]["peak"] for way in WAYS[1:]}
