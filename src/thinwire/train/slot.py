@@ -6,7 +6,9 @@ is a few operations on whole vectors.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -291,18 +293,20 @@ class Slot:
     def _check_gradient(self, loss: Tensor) -> None:
         """Raise ``ValueError`` unless a gradient of the loss reaches a trained parameter of this slot.
 
-        The first that is reached ends the backward pass, which of a large model with adapters takes long.
+        The nearest one is asked first: a whole backward pass of a large model with adapters takes long.
         """
-        reached = False
-        if loss.requires_grad:
-            hooks = [p.register_hook(_stop) for p, _ in self.slopes]  # type: ignore[no-untyped-call]
-            try:
-                loss.backward()  # type: ignore[no-untyped-call]
-            except _Reached:
-                reached = True
-            finally:
-                for hook in hooks:
-                    hook.remove()
+        parameters = [p for p, _ in self.slopes]
+        for p in parameters:
+            p.grad = None
+        nearest = nearest_leaf(loss, parameters)
+        if nearest is not None:
+            with contextlib.suppress(RuntimeError):  # what recomputes its graph may refuse to be asked for a part
+                loss.backward(inputs=[nearest], retain_graph=True)  # type: ignore[no-untyped-call]
+        if loss.requires_grad and (nearest is None or nearest.grad is None):
+            loss.backward()  # type: ignore[no-untyped-call]
+        reached = any(p.grad is not None for p in parameters)
+        for p, home in self.slopes:
+            p.grad = home if p.dtype == home.dtype else None
         require(
             reached,
             "no gradient of the loss reaches a parameter that is trained: the model would stay as it is. Does its "
@@ -315,12 +319,19 @@ class Slot:
             self.fewest = 2
 
 
-class _Reached(Exception):
-    """A gradient has reached a trained parameter."""
-
-
-def _stop(_: Tensor) -> None:
-    raise _Reached
+def nearest_leaf(loss: Tensor, leaves: Sequence[Tensor]) -> Tensor | None:
+    """Of some leaves of a graph the one that is fewest operations away from its end; None where none is in it."""
+    own, waiting = {id(leaf) for leaf in leaves}, deque([loss.grad_fn])
+    seen = set(waiting)
+    while waiting:
+        node: Any = waiting.popleft()
+        if id(leaf := getattr(node, "variable", None)) in own:
+            found: Tensor = leaf
+            return found
+        after = [step for step, _ in (node.next_functions if node is not None else ()) if step not in seen]
+        seen.update(after)
+        waiting.extend(after)
+    return None
 
 
 EXACT = 1 << 24  # whole numbers up to this are 32-bit floats
