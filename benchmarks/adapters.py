@@ -10,8 +10,8 @@ its own, on one thread a worker, and makes its model once:
 
 A peak is the largest resident size of the process (``ru_maxrss``). ``imports`` is what transformers and peft take until
 they have made a tiny model. After it ``setup`` is the construction of the run, the call that makes the model included,
-and ``round`` that of two clients. All are seconds of the processor, of all threads. ``--model minilm`` has texts of as many tokens to classify, ``--tiny`` a Llama of
-random weights.
+and ``round`` that of two clients. All are seconds of the processor, of all threads. ``--model minilm`` has texts of as
+many tokens to classify, ``--tiny`` a Llama of random weights.
 
     python benchmarks/adapters.py --into benchmarks/results/adapters.jsonl
 """

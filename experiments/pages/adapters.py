@@ -14,7 +14,7 @@ RATIOS = {
     "peak one": "peak of memory over the bare loop's, `one`",
     "peak two": "the same, `two`",
     "peak out": "the same, `out`",
-    "round": "seconds of a round over the bare loop's, `one`",
+    "round": "seconds of the processor for a round over the bare loop's, `one`",
     "folder": "bytes of the run's folder over its adapter's, `out`",
 }
 

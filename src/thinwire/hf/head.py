@@ -36,21 +36,21 @@ class Deferred(Tensor):
     weight: Float[Tensor, "v d"]
     bias: Float[Tensor, " v"] | None
     whole: Tensor | None
-    mode: tuple[bool, bool]
+    recorded: tuple[bool, bool]
 
     @staticmethod
     def of(layer: nn.Linear, inputs: Float[Tensor, "... d"]) -> Deferred:
         """What ``layer`` makes of these inputs."""
         shape = (*inputs.shape[:-1], layer.out_features)
-        made: Deferred = Tensor._make_wrapper_subclass(Deferred, shape, dtype=inputs.dtype, device=inputs.device)  # type: ignore[attr-defined]
+        made: Deferred = Tensor._make_wrapper_subclass(Deferred, shape, dtype=inputs.dtype, device=inputs.device)
         made.inputs, made.weight, made.bias, made.whole = inputs, layer.weight, layer.bias, None
-        made.mode = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+        made.recorded = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
         return made
 
     def outputs(self) -> Tensor:
         """What the layer gives, computed once, with a graph if one was recorded when the layer was called."""
         if self.whole is None:
-            inference, graph = self.mode
+            inference, graph = self.recorded
             with torch.inference_mode(inference), torch.set_grad_enabled(graph):
                 self.whole = F.linear(self.inputs, self.weight, self.bias)
         return self.whole
@@ -65,7 +65,7 @@ class Deferred(Tensor):
         return func(*map(computed, args), **{name: computed(value) for name, value in (kwargs or {}).items()})
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         raise AssertionError(f"{func} would record no graph here")
 
 
@@ -111,7 +111,7 @@ def score(logits: Float[Tensor, "b t v"], targets: Int64[Tensor, "b t"]) -> Scor
     return Score(nats(logits, targets), logits.argmax(-1) == targets)
 
 
-def frozen_head(module: nn.Module) -> nn.Linear | None:
+def frozen_head(module: Any) -> nn.Linear | None:
     """The last layer of a module that is known to give this layer's outputs as they are, or to look at them by torch's
     operations alone; None for any other module.
     """
@@ -173,8 +173,8 @@ class _Nats(torch.autograd.Function):
         slope = torch.empty_like(inputs) if ctx.needs_input_grad[0] else None
         parts = -(-len(inputs) * len(weight) // MOST_LOGITS)
         size = max(1, -(-len(inputs) // max(1, parts)))
-        slopes = repeat(None) if slope is None else slope.split(size)
-        rows = zip(inputs.split(size), targets.split(size), slopes, strict=False)
+        slopes = repeat(None) if slope is None else torch.split(slope, size)
+        rows = zip(torch.split(inputs, size), torch.split(targets, size), slopes, strict=False)
         each, best = map(torch.cat, zip(*(_part(weight, bias, *row) for row in rows), strict=True))
         ctx.save_for_backward(inputs, weight, bias, targets, slope)
         ctx.mark_non_differentiable(best)

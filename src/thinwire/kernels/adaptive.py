@@ -108,7 +108,7 @@ class Writer(_Coder):
         rows, widths = np.ascontiguousarray(shapes.T)
         require(int(rows.sum()) == contexts.numel(), "a context for each row")
         if self.lib is None:
-            parts = zip(matrices, contexts.split(rows.tolist()), strict=True)
+            parts = zip(matrices, torch.split(contexts, rows.tolist()), strict=True)
             return all(self.put(x.reshape(-1), each.repeat_interleave(x.shape[1]), x.shape[1]) for x, each in parts)
         if not matrices:
             return not self.state[3]

@@ -321,13 +321,13 @@ class Slot:
 
 def nearest_leaf(loss: Tensor, leaves: Sequence[Tensor]) -> Tensor | None:
     """Of some leaves of a graph the one that is fewest operations away from its end; None where none is in it."""
-    own, waiting = {id(leaf) for leaf in leaves}, deque([loss.grad_fn])
+    own, waiting = {id(leaf): leaf for leaf in leaves}, deque([loss.grad_fn])
     seen = set(waiting)
     while waiting:
         node: Any = waiting.popleft()
-        if id(leaf := getattr(node, "variable", None)) in own:
-            found: Tensor = leaf
-            return found
+        leaf = own.get(id(getattr(node, "variable", None)))
+        if leaf is not None:
+            return leaf
         after = [step for step, _ in (node.next_functions if node is not None else ()) if step not in seen]
         seen.update(after)
         waiting.extend(after)
