@@ -8,9 +8,10 @@ its own, on one thread a worker, and makes its model once:
 - ``out``: a round with one worker that leaves a folder, with its checkpoint and its adapter
 - ``coding``: ``TransformCoding`` of the adapters' update at 1 % of a visit, which needs no model
 
-A peak is the largest resident size of the process (``ru_maxrss``). ``setup`` is the construction of the run, the call
-that makes the model included; ``round`` that of two clients, after it. ``--model minilm`` has texts of as many tokens
-to classify, ``--tiny`` a Llama of random weights.
+A peak is the largest resident size of the process (``ru_maxrss``). ``imports`` is what transformers and peft take until
+they have made a tiny model. After it ``setup`` is the construction of the run, the call that makes the model included,
+and ``round`` that of two clients. All are seconds of the processor, of all threads. ``--model minilm`` has texts of as
+many tokens to classify, ``--tiny`` a Llama of random weights.
 
     python benchmarks/adapters.py --into benchmarks/results/adapters.jsonl
 """
@@ -67,10 +68,10 @@ def peak() -> float:
 
 
 def bare(model: str) -> dict[str, float]:
-    began = time.perf_counter()
+    began = time.process_time()
     module = maker(model)().train()
     optimizer = torch.optim.AdamW([p for p in module.parameters() if p.requires_grad], lr=LOCAL.lr, weight_decay=0.01)
-    setup, rows = time.perf_counter() - began, data(model)
+    setup, rows = time.process_time() - began, data(model)
     labels = torch.tensor(rows["label"]) if "label" in rows else rows["input_ids"]
 
     def work() -> None:
@@ -81,7 +82,7 @@ def bare(model: str) -> dict[str, float]:
             loss.backward()
             optimizer.step()
 
-    return {"setup": setup, "round": fastest(work, 3), "peak": peak()}
+    return {"setup": setup, "round": fastest(work, 2), "peak": peak()}
 
 
 def federated(model: str, workers: int, out: Path | None) -> dict[str, float]:
@@ -92,25 +93,25 @@ def federated(model: str, workers: int, out: Path | None) -> dict[str, float]:
         task="classification" if model == "minilm" else "causal-lm",
         tokenizer=None if model == "tiny" else hf.load_tokenizer(model),
     )
-    began = time.perf_counter()
+    began = time.process_time()
     if out is not None:
         tw.simulate(tw.FedAvg(LOCAL), problem.model, problem.tasks, 1, workers=workers, out=out)
         sizes = {p.name: p.stat().st_size for p in out.rglob("*") if p.is_file()}
         return {"peak": peak(), "folder": sum(sizes.values()), "adapter": sizes["adapter_model.safetensors"]}
     with tw.Simulation(tw.FedAvg(LOCAL), problem.model, problem.tasks, workers=workers) as run:
-        setup = time.perf_counter() - began
-        found = {"setup": setup, "round": fastest(lambda: run.step(evaluate=False), 3)}
+        setup = time.process_time() - began
+        found = {"setup": setup, "round": fastest(lambda: run.step(evaluate=False), 2)}
         run.result()
     return {**found, "peak": peak()}
 
 
 def fastest(work: Callable[[], object], times: int) -> float:
-    """Seconds."""
+    """Seconds of the processor, of all threads."""
     found = []
     for _ in range(times):
-        began = time.perf_counter()
+        began = time.process_time()
         work()
-        found.append(time.perf_counter() - began)
+        found.append(time.process_time() - began)
     return min(found)
 
 
@@ -123,17 +124,9 @@ def coding(model: str) -> dict[str, float]:
     link, key = tw.TransformCoding(round(0.01 * 4 * layout.size)), tw.Key(0)
     packet = link.send(x, None, key)[0]
 
-    def least(work: Callable[[], object]) -> float:
-        found = []
-        for _ in range(5):
-            began = time.process_time()
-            work()
-            found.append(time.process_time() - began)
-        return min(found)
-
     seconds = {
-        "send": least(lambda: link.send(x, None, key)),
-        "recv": least(lambda: link.recv(packet, layout, None, key)),
+        "send": fastest(lambda: link.send(x, None, key), 9),
+        "recv": fastest(lambda: link.recv(packet, layout, None, key), 9),
     }
     return {"entries": layout.size, "bytes": len(tw.dumps(packet)), **seconds}
 
@@ -142,16 +135,20 @@ def measure(model: str, way: str) -> dict[str, float]:
     torch.set_num_threads(1)
     if way == "coding":
         return coding(model)
+    began = time.process_time()
+    tiny()
+    imports = time.process_time() - began
     if way == "bare":
-        return bare(model)
+        return {"imports": imports, **bare(model)}
     with tempfile.TemporaryDirectory() as folder:
-        return federated(model, 2 if way == "two" else 1, Path(folder) / "run" if way == "out" else None)
+        out = Path(folder) / "run" if way == "out" else None
+        return {"imports": imports, **federated(model, 2 if way == "two" else 1, out)}
 
 
 def compared(model: str) -> dict[str, Any]:
     """All ways, one process after another, and what the bars are about."""
     found: dict[str, Any] = {}
-    for way in (*WAYS, "coding"):
+    for way in ("coding", *WAYS):
         command = [sys.executable, __file__, "--model", model, "--way", way]
         found[way] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     ratios = {f"peak {way}": found[way]["peak"] / found["bare"]["peak"] for way in WAYS[1:]}

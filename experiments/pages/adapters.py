@@ -14,7 +14,7 @@ RATIOS = {
     "peak one": "peak of memory over the bare loop's, `one`",
     "peak two": "the same, `two`",
     "peak out": "the same, `out`",
-    "round": "seconds of a round over the bare loop's, `one`",
+    "round": "seconds of the processor for a round over the bare loop's, `one`",
     "folder": "bytes of the run's folder over its adapter's, `out`",
 }
 
@@ -51,6 +51,8 @@ def adapters_cost() -> list[str]:
     line = read(*COST).all(benchmark="adapters", model="smollm2")[-1]
     cells = [[title, f"{line['ratios'][name]:.2f}"] for name, title in RATIOS.items()]
     found, coding = line["found"], line["found"]["coding"]
+    if "imports" in found["one"]:
+        cells += [["seconds until transformers and peft have made a tiny model", f"{found['one']['imports']:.1f}"]]
     cells += [[f"seconds of set-up, {way}", f"{found[way]['setup']:.1f}"] for way in ("bare", "one")]
     cells += [[f"seconds of `TransformCoding.send`, {coding['entries']:,} entries", f"{coding['send']:.2f}"]]
     return markdown(["SmolLM2-135M, rank 32", ""], cells)

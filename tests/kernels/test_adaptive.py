@@ -58,6 +58,27 @@ def test_the_loop_in_c_and_the_one_in_python_write_and_read_the_same(scale: floa
 
 
 @pytest.mark.usefixtures("kernels")
+def test_matrices_in_one_call_are_the_bytes_of_one_call_each() -> None:
+    shapes = [(1, 30), (4, 5), (0, 3), (20, 1), (3, 64), (2, 0)]
+    matrices = [drawn(rows * n, 2.0, i)[0].view(rows, n) for i, (rows, n) in enumerate(shapes)]
+    contexts = torch.arange(sum(rows for rows, _ in shapes)).remainder(3).to(torch.uint8)
+    for room in (1 << 16, 40):  # without end, and too little
+        one, many = Writer(3, room), Writer(3, room)
+        done = [
+            many.put(x.reshape(-1), each.repeat_interleave(x.shape[1]), x.shape[1])
+            for x, each in zip(matrices, contexts.split([rows for rows, _ in shapes]), strict=True)
+        ]
+        assert one.put_rows(matrices, contexts) == all(done) == (room > 40)
+        found, expected = one.bytes(), many.bytes()
+        assert (found is None) == (expected is None) == (room == 40)
+        assert found is None or found.equal(expected)
+    assert Writer(3, 9).put_rows([], contexts[:0])
+    for wrong in (contexts[1:], contexts + 3):
+        with pytest.raises(ValueError, match=r"a context for each row|contexts below 3"):
+            Writer(3, 1 << 16).put_rows(matrices, wrong)
+
+
+@pytest.mark.usefixtures("kernels")
 @given(st.lists(st.integers(-(2**31) + 1, 2**31 - 1), max_size=40), st.integers(0, 5))
 @settings(max_examples=40)
 def test_any_numbers_survive(numbers: list[int], row: int) -> None:

@@ -28,6 +28,7 @@ from thinwire.kernels import (
     outer,
     quantize,
     rans,
+    rounding,
     select,
     signs,
     sketch,
@@ -69,6 +70,12 @@ def trained(make: Callable[[], nn.Module] = linear) -> Tensor:
     return torch.cat([t.x.flat for t in train_chains(known, [task] * 2, requests, [tw.Key(0, 1, 0), tw.Key(0, 1, 1)])])
 
 
+def adaptive_rows() -> torch.Tensor | None:
+    writer = adaptive.Writer(2, 1_000)
+    writer.put_rows([few(60).view(3, 20), few(80).view(2, 40)], torch.tensor([0, 1, 1, 0, 1], dtype=torch.uint8))
+    return writer.bytes()
+
+
 KERNELS: dict[str, Callable[[], Any]] = {
     "top_k": lambda: select.top_k(normal(), 100),
     "largest": lambda: select.largest(normal(), 100),
@@ -88,6 +95,8 @@ KERNELS: dict[str, Callable[[], Any]] = {
     "bits": lambda: gaps.decode_bits(gaps.encode_bits(torch.arange(0, N, 7), N), N),
     "rans": lambda: rans.decode(rans.encode(few(N).to(torch.uint8)), N),
     "adaptive": lambda: adaptive.unpack(adaptive.pack(few(), 1_000), 300),
+    "adaptive_rows": adaptive_rows,
+    "round_rows": lambda: rounding.round_rows(normal(3 * 70).view(3, 70), normal(3), 0.6, 1 << 20),
     "levels": lambda: levels.unpack(levels.pack(few().to(torch.int8), 1_000, 20), 300, 20),
     "magnitude": lambda: (magnitude(normal()), magnitude(normal(BRIEF + 1))),
     "outer_sum": lambda: outer.outer_sum(normal(3 * 40).view(3, 40), normal(3 * 60).view(3, 60)),

@@ -92,3 +92,32 @@ def test_memory_that_was_freed_below_what_is_held_is_given_back() -> None:
     give_back_freed_memory()
     assert before - resident() > 50e6
     assert float(held.sum()) == 16_000
+
+
+def test_a_probe_finds_a_gradient_wherever_it_is() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    from thinwire.train.slot import nearest_leaf
+
+    class Recomputed(nn.Module):
+        """Its trained layer is in no graph: the backward pass makes one anew, and refuses to be asked for a part."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 2)
+            self.last.weight.requires_grad_(False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(checkpoint(self.first, x.requires_grad_(), use_reentrant=True))
+
+    module = Recomputed()
+    for part in (module, module.requires_grad_(False), module):
+        part.first.requires_grad_()  # with last's bias in the graph, and then alone
+        run = tw.Simulation(tw.FedAvg(tw.LocalSGD(0.1)), module, [(torch.randn(4, 4), torch.tensor([0, 1, 0, 1]))])
+        run.close()
+    a, b, c = (torch.zeros(3, requires_grad=True) for _ in range(3))
+    loss = (a.exp().sin() + b.exp()).sum()
+    assert nearest_leaf(loss, [a, b, c]) is b
+    assert nearest_leaf(loss, [a, c]) is a
+    assert nearest_leaf(loss, [c]) is None
+    assert nearest_leaf(torch.zeros(()), [a]) is None

@@ -47,8 +47,6 @@ from .storage import Disk, Ends, Pending
 from .stream import Parcel
 from .views import Views
 
-LARGE = 1 << 26  # bytes of a model, from which on what one step takes is worth giving back
-
 
 class Simulation(Rounds):
     """A run between two rounds, with its clients: :meth:`step` makes one more. The arguments are those of simulate.
@@ -107,7 +105,7 @@ class Simulation(Rounds):
         fitting(slot, [("test", tested)] if tested is not None else [])
         fitting(slot, ((f"client_tests[{client}]", task) for client, task in enumerate(apart)))
         slot.probe(self.tasks, trains=train is None)
-        if sum(p.nbytes for p in slot.module.parameters()) > LARGE:
+        if slot.large:
             give_back_freed_memory()  # of the probe, which a worker's thread would not find
         self.flights, buffer = Flights(), setting.buffer
         super().__init__(algorithm, slot, len(tasks), setting, tested)

@@ -10,7 +10,8 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..losses import IGNORED, Perplexity, Ratio, accuracy, cross_entropy, ignores, weigh, wide_enough
+from ..losses import IGNORED, Perplexity, Ratio, accuracy, cross_entropy, ignores, weigh
+from .head import logits_of, nats, score
 from .rows import Rows
 
 MOST_NUMBERS = 1 << 24  # of the widest layer's output in evaluation: 64 MiB of 32-bit floats
@@ -60,23 +61,22 @@ class CausalLM(_Texts):
         return self.inputs(which) | {"labels": self.labels.pad(which, IGNORED)[0]}
 
     def loss(self, module: nn.Module, batch: TextBatch) -> Ratio:
-        return self._nats(*self._outputs(module, batch))
+        logits, targets = self._outputs(module, batch)
+        return _ratio(nats(logits, targets), targets)
 
     def metrics(self, module: nn.Module, batch: TextBatch) -> dict[str, Tensor | Ratio]:
         logits, targets = self._outputs(module, batch)
-        nats = self._nats(logits, targets)
-        right = (logits.argmax(-1) == targets).sum(1).to(nats.counts)
-        return {"loss": nats, "perplexity": Perplexity(*nats), "accuracy": Ratio(right, nats.counts)}
+        each = score(logits, targets)
+        loss = _ratio(each.nats, targets)
+        right = each.right.sum(1).to(loss.counts)
+        return {"loss": loss, "perplexity": Perplexity(*loss), "accuracy": Ratio(right, loss.counts)}
 
     def _outputs(self, module: nn.Module, batch: TextBatch) -> tuple[Float[Tensor, "b t v"], Int64[Tensor, "b t"]]:
         """Logits, and of each what comes next. The targets are moved and not the logits, which are large."""
-        out = module(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False)
-        return out.logits, F.pad(batch["labels"][:, 1:], (0, 1), value=IGNORED)
-
-    def _nats(self, logits: Float[Tensor, "b t v"], targets: Int64[Tensor, "b t"]) -> Ratio:
-        flat = F.cross_entropy(wide_enough(logits).flatten(0, 1), targets.flatten(), reduction="none")
-        nats = flat.view(targets.shape).sum(1)
-        return Ratio(nats, (targets != IGNORED).sum(1).to(nats))
+        logits = logits_of(
+            module, input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False
+        )
+        return logits, F.pad(batch["labels"][:, 1:], (0, 1), value=IGNORED)
 
     def at_once(self, module: nn.Module) -> int:
         """How many examples are evaluated at once, so that logits and what is made of them fit into memory."""
@@ -116,6 +116,12 @@ class TextClassification(_Texts):
     def at_once(self, module: nn.Module) -> int:
         """How many examples are evaluated at once, so that what a layer makes of them fits into memory."""
         return self.most_at_once(_inner(getattr(module, "config", None)))
+
+
+def _ratio(nats: Float[Tensor, "b t"], targets: Int64[Tensor, "b t"]) -> Ratio:
+    """Nats of each example, over its targets that count."""
+    totals = nats.sum(1)
+    return Ratio(totals, (targets != IGNORED).sum(1).to(totals))
 
 
 def _inner(config: Any) -> int:

@@ -17,6 +17,7 @@ a question.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from ctypes import CDLL
 from typing import Any
 
@@ -64,9 +65,12 @@ class _Coder:
         """Numbers and their contexts, looked at: C reads where they say."""
         own, about = values.contiguous().numpy(), contexts.contiguous().numpy()
         require(own.shape == about.shape, "a context for each number")
-        require(about.size == 0 or int(about.max()) < self.contexts, f"contexts below {self.contexts}")
+        self._check(about)
         require(row >= 0, f"row={row}: how far back the second neighbour is")
         return own, about
+
+    def _check(self, contexts: NDArray[np.uint8]) -> None:
+        require(contexts.size == 0 or int(contexts.max()) < self.contexts, f"contexts below {self.contexts}")
 
 
 class Writer(_Coder):
@@ -86,7 +90,7 @@ class Writer(_Coder):
         ``negative`` no number may be below zero. Raises ``ValueError`` for a context or a number out of range.
         """
         own, about = self.arguments(values, contexts, row)
-        require(own.size == 0 or int(own.min()) > (-MOST if negative else -1), "numbers of at most 31 bits")
+        _check_range(own, negative)
         if self.state[3]:
             return False
         if self.lib is None:
@@ -94,6 +98,26 @@ class Writer(_Coder):
         else:
             coder = self.models, self.state, self.out
             self.lib.tw_adaptive_put(own, about, own.size, row, negative, *coder, self.room)
+        return not self.state[3]
+
+    def put_rows(self, matrices: Sequence[Int32[Tensor, "_ _"]], contexts: UInt8[Tensor, " all_rows"]) -> bool:
+        """Code these matrices next, [rows, n] each, as one :meth:`put` after the other would with ``row=n``; whether
+        there was room. ``contexts`` has the context of each of their rows. Raises ``ValueError`` as :meth:`put`.
+        """
+        shapes = np.array([matrix.shape for matrix in matrices], np.int64).reshape(-1, 2)
+        rows, widths = np.ascontiguousarray(shapes.T)
+        require(int(rows.sum()) == contexts.numel(), "a context for each row")
+        if self.lib is None:
+            parts = zip(matrices, torch.split(contexts, rows.tolist()), strict=True)
+            return all(self.put(x.reshape(-1), each.repeat_interleave(x.shape[1]), x.shape[1]) for x, each in parts)
+        if not matrices:
+            return not self.state[3]
+        own, about = torch.cat([matrix.reshape(-1) for matrix in matrices]).numpy(), contexts.contiguous().numpy()
+        self._check(about)
+        _check_range(own, negative=True)
+        if not self.state[3]:
+            coder = self.models, self.state, self.out
+            self.lib.tw_adaptive_put_rows(own, about, rows, widths, len(rows), *coder, self.room)
         return not self.state[3]
 
     def bytes(self) -> UInt8[Tensor, " bytes"] | None:
@@ -270,6 +294,10 @@ def _questions(
             answers.append(bit)
             node = 1 + bit
     return asked, answers
+
+
+def _check_range(values: NDArray[np.int32], negative: bool) -> None:
+    require(values.size == 0 or int(values.min()) > (-MOST if negative else -1), "numbers of at most 31 bits")
 
 
 def _carry(out: NDArray[np.uint8], at: int) -> None:

@@ -15,10 +15,11 @@ import torch
 from jaxtyping import Bool, Float, Int, Int32
 from torch import Tensor
 
+from ..kernels.rounding import round_rows
 from ..key import Key
 from ..params import Layout, Params
 from .bitstream import FINEST, NONE, NOTHING, CodedLayer, build, join_parts, most_terms, read, write
-from .decomposition import BLOCK, Layer, round_levels
+from .decomposition import BLOCK, DEAD, Layer, round_levels
 from .lowrank import sides
 
 SLOPE = 0.11  # squared steps of error that a bit has to take off; 2 ln 2 / 12 = 0.116 for many levels
@@ -222,7 +223,8 @@ class Trial:
         )
         there = [layer for layer in layers if len(layer.s)]
         sides_of = [layer.u for layer in there], [layer.v for layer in there]
-        self.sides = [(*_samples(each, SIDE_TRIED), _lengths(each)) for each in sides_of]
+        samples = [(*_samples(each, SIDE_TRIED), _lengths(each)) for each in sides_of]
+        self.sides = [(sample, *rest, sample.square().sum(1).clamp_min(1e-30)) for sample, *rest in samples]
 
     def at(self, step: float) -> Guess:
         """What this step comes to."""
@@ -234,9 +236,9 @@ class Trial:
         error = nothing * (1 - gained)
         scale, gained = (self.s / step).round().clamp(1, FINEST), (self.s / step).square()
         cost = torch.full_like(self.s, BESIDE)
-        for sample, times, n in self.sides:
-            rounded = round_levels(sample * scale[:, None])
-            squares = rounded.square().sum(1).clamp_min(1) * sample.square().sum(1).clamp_min(1e-30)
+        for sample, times, n, square in self.sides:
+            rounded, _ = round_rows(sample, scale, DEAD, FINEST)
+            squares = rounded.square().sum(1).clamp_min(1) * square
             gained = gained * torch.linalg.vecdot(rounded, sample).square() / squares
             cost = cost + _bits(rounded, n / times) * times
         return Guess(nothing, bits, error, cost, gained)

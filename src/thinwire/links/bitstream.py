@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -62,16 +63,16 @@ def write(step: float, parts: list[CodedLayer], shapes: Sequence[Size], room: in
     _write(writer, kinds, CLASS, negative=False)
     _write(writer, [each for part in parts if part.levels for each in (part.levels[0], *_steps(part.levels))], LEVELS)
     _write(writer, [each for part in parts for each in part.gains], GAIN)
-    queue = iter(kinds)
+    queue, matrices, contexts = iter(kinds), list[Tensor](), list[int]()  # a context for each row
     for part, shape in zip(parts, shapes, strict=True):
         if part.mode == 1:
-            entries = part.left.view(-1)
-            writer.put(
-                entries, torch.full(entries.shape, ENTRIES + next(queue), dtype=torch.uint8, device="cpu"), width(shape)
-            )
+            matrices.append(part.left.view(-1, width(shape) or part.left.numel()))
+            contexts += [ENTRIES + next(queue)] * len(matrices[-1])
         elif part.mode:
             for side in (part.left, part.right):
-                writer.put(side.reshape(-1), _about(part.levels, side.shape[1]), side.shape[1])
+                matrices.append(side)
+                contexts += [_about(level, side.shape[1]) for level in part.levels]
+    writer.put_rows(matrices, torch.tensor(contexts, dtype=torch.uint8, device="cpu"))
     coded = writer.bytes()
     if coded is None or coded.numel() + 4 < TERM * sum(len(part.levels) for part in parts):
         return None
@@ -102,11 +103,16 @@ def _octave(squares: int, n: int) -> int:
     return min(31, (16 * squares // max(n, 1)).bit_length())
 
 
-def _about(levels: list[int], n: int) -> UInt8[Tensor, " entries"]:
+@lru_cache(1 << 16)
+def _about(level: int, n: int) -> int:
+    """The context of the ``n`` entries of a term."""
+    return TERMS + _octave(level * level, n)
+
+
+def _contexts(levels: list[int], n: int) -> UInt8[Tensor, " entries"]:
     """The contexts of terms with ``n`` entries each."""
-    return torch.tensor(
-        [TERMS + _octave(each * each, n) for each in levels], dtype=torch.uint8, device="cpu"
-    ).repeat_interleave(n)
+    each = [_about(level, n) for level in levels]
+    return torch.tensor(each, dtype=torch.uint8, device="cpu").repeat_interleave(n)
 
 
 def read(packet: UInt8[Tensor, " bytes"], layout: Layout) -> Params:
@@ -149,8 +155,8 @@ def parts_of(reader: Reader, shapes: Sequence[Size], terms: int) -> list[CodedLa
             levels, gains = levels[rank:], gains[rank:]
             check(all(1 <= x <= FINEST for x in each), "levels of terms")
             check(all(abs(g) <= x for g, x in zip(own, each, strict=True)), "scales of terms")
-            left = reader.get(rank * m, _about(each, m), m).view(rank, m)
-            parts.append(CodedLayer(mode, each, own, left, reader.get(rank * n, _about(each, n), n).view(rank, n)))
+            left = reader.get(rank * m, _contexts(each, m), m).view(rank, m)
+            parts.append(CodedLayer(mode, each, own, left, reader.get(rank * n, _contexts(each, n), n).view(rank, n)))
     return parts
 
 

@@ -5,10 +5,13 @@ Small layers are decomposed whole, larger ones by random projections, some terms
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from ..kernels import rounding
+from ..kernels.rounding import round_rows
 from ..key import Key
 from .bitstream import FINEST, GAINS, NONE, NOTHING, CodedLayer, most_terms
 from .lowrank import atoms, sides
@@ -34,6 +37,7 @@ class Layer:
             torch.zeros(0, dtype=torch.float32, device="cpu"),
             torch.zeros(0, 0, dtype=torch.float32, device="cpu"),
         )  # terms are rows
+        self.chosen: tuple[Tensor, Tensor, Tensor, Tensor] | None = None  # terms as positions, and what they are
         self.done = self.most == 0
 
     def decompose(self, more: int) -> None:
@@ -90,19 +94,23 @@ class Layer:
         return CodedLayer(1, [], [max(-GAINS // 2, min(GAINS // 2, gain))], levels.to(torch.int32)[None], NONE)
 
     def _terms(self, step: float, terms: Tensor) -> CodedLayer:
-        u, s, v = self.u[terms], self.s[terms], self.v[terms]
-        levels = (s / step).round().clamp(1, FINEST)  # to a unit vector
-        left, right = round_levels(u * levels[:, None]), round_levels(v * levels[:, None])
+        if self.chosen is None or self.chosen[0] is not terms:
+            self.chosen = terms, self.u[terms], self.s[terms], self.v[terms]  # for the next step that is tried
+        _, u, s, v = self.chosen
+        exact = s / step
+        levels = exact.round().clamp(1, FINEST)  # to a unit vector
+        (left, coded_left), (right, coded_right) = (round_rows(part, levels, DEAD, FINEST) for part in (u, v))
         # The scales that leave least error, given all terms: (left leftT * right rightT) c = left x right.
         gram = ((left @ left.T) * (right @ right.T)).double()
-        along = ((left @ u.T) * (s / step) * (right @ v.T)).sum(1).double()
-        scales = torch.linalg.solve(gram + 1e-9 * torch.diag(gram.diagonal().clamp_min(1)), along)
-        gains = ((scales * levels - 1) * levels).round()
-        gains = torch.minimum(torch.maximum(gains, -levels), levels)
-        own = [int(value) for value in levels.tolist()], [int(value) for value in gains.tolist()]
-        return CodedLayer(1 + len(terms), *own, left.to(torch.int32), right.to(torch.int32))
+        along = ((left @ u.T) * exact * (right @ v.T)).sum(1).double()
+        diagonal = gram.numpy().reshape(-1)[:: len(terms) + 1]  # numpy's small operations take half the time
+        diagonal += 1e-9 * np.maximum(diagonal, 1)
+        scales, each = torch.linalg.solve(gram, along).tolist(), [int(level) for level in levels.tolist()]
+        pairs = zip(scales, each, strict=True)
+        gains = [round(min(level, max(-level, (scale * level - 1) * level))) for scale, level in pairs]
+        return CodedLayer(1 + len(terms), each, gains, coded_left, coded_right)
 
 
 def round_levels(x: Tensor) -> Tensor:
     """The nearest whole numbers; zero where that is not worth the bits."""
-    return torch.where(x.abs() < DEAD, 0.0, x.round().clamp_(-FINEST, FINEST))
+    return rounding.round_levels(x, DEAD, FINEST)

@@ -20,6 +20,7 @@ from ..local import Local, Memory, Trained, Trainer
 from ..losses import Ratio, mean_loss
 from ..params import Params, is_finite
 from ..task import Batch, Task
+from .allocator import give_back_freed_memory
 from .batches import order
 from .precision import without_cache
 from .slot import Slot
@@ -33,6 +34,8 @@ def train(slot: Slot, task: Task, request: Local, key: Key) -> Trained:
 
 def _train(slot: Slot, task: Task, request: Local, key: Key) -> Trained:
     trainer, w, g = request.trainer, slot.flat, slot.grad
+    if slot.large:
+        give_back_freed_memory()  # what others left behind lies scattered, and the first step would take more beside it
     slot.load(request.x)
     if request.buffers is not None:
         slot.load_buffers(request.buffers)
@@ -70,6 +73,7 @@ def _train(slot: Slot, task: Task, request: Local, key: Key) -> Trained:
         total += (losses.totals if isinstance(losses, Ratio) else losses).detach().sum()
         steps += 1
         seen += float(losses.counts.sum()) if isinstance(losses, Ratio) else len(losses)
+        del losses  # its graph, small as it is by now, would part the memory that the next step takes whole
         step = bend(g, w, trainer, offset, anchor, vectors, taken + steps)
         if request.basis is not None:
             step = project(step, request.basis)

@@ -6,7 +6,9 @@ is a few operations on whole vectors.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -33,6 +35,8 @@ from .given import (
     values_a_channel,
 )
 from .modes import Modes
+
+LARGE = 1 << 26  # bytes of a model, from which on what a step takes and frees is worth giving back
 
 
 class Slot:
@@ -79,6 +83,7 @@ class Slot:
                 p.grad = None
             self.slopes.append((p, home))
             self.places.append((p, p.data_ptr()))
+        self.large = sum(p.nbytes for p in self.module.parameters()) > LARGE
         self.begins = next(p.dtype for p in self.module.parameters() if p.is_floating_point())  # of the first layer
         self.fewest = 1  # examples that it trains on: batch norm needs two values a channel
         self.first = {name: b.detach().clone() for name, b in self.module.named_buffers()}
@@ -286,12 +291,20 @@ class Slot:
         )
 
     def _check_gradient(self, loss: Tensor) -> None:
-        """Raise ``ValueError`` unless a gradient of the loss reaches a trained parameter of this slot."""
-        for p, _ in self.slopes:
+        """Raise ``ValueError`` unless a gradient of the loss reaches a trained parameter of this slot.
+
+        The nearest one is asked first: a whole backward pass of a large model with adapters takes long.
+        """
+        parameters = [p for p, _ in self.slopes]
+        for p in parameters:
             p.grad = None
-        if loss.requires_grad:
+        nearest = nearest_leaf(loss, parameters)
+        if nearest is not None:
+            with contextlib.suppress(RuntimeError):  # what recomputes its graph may refuse to be asked for a part
+                loss.backward(inputs=[nearest], retain_graph=True)  # type: ignore[no-untyped-call]
+        if loss.requires_grad and (nearest is None or nearest.grad is None):
             loss.backward()  # type: ignore[no-untyped-call]
-        reached = any(p.grad is not None for p, _ in self.slopes)
+        reached = any(p.grad is not None for p in parameters)
         for p, home in self.slopes:
             p.grad = home if p.dtype == home.dtype else None
         require(
@@ -304,6 +317,21 @@ class Slot:
         """A batch-norm layer is about to see two examples: with one value a channel of each, fewer are not enough."""
         if values_a_channel(layer, inputs) < 2:
             self.fewest = 2
+
+
+def nearest_leaf(loss: Tensor, leaves: Sequence[Tensor]) -> Tensor | None:
+    """Of some leaves of a graph the one that is fewest operations away from its end; None where none is in it."""
+    own, waiting = {id(leaf): leaf for leaf in leaves}, deque([loss.grad_fn])
+    seen = set(waiting)
+    while waiting:
+        node: Any = waiting.popleft()
+        leaf = own.get(id(getattr(node, "variable", None)))
+        if leaf is not None:
+            return leaf
+        after = [step for step, _ in (node.next_functions if node is not None else ()) if step not in seen]
+        seen.update(after)
+        waiting.extend(after)
+    return None
 
 
 EXACT = 1 << 24  # whole numbers up to this are 32-bit floats

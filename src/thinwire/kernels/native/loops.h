@@ -523,6 +523,21 @@ static void FN(collect)(const float *x, const Draw *d, u32 mask, i64 start, i64 
 
 /* -- outer --------------------------------------------------------------------------------------------------- */
 
+/* Rows times a scale each, as the nearest whole numbers of a magnitude of `most` at most, below 2^22; zeros below `dead`. */
+static void FN(round_rows)(const float *x, const float *scales, i64 rows, i64 n, float dead, float most, float *out,
+                           int32_t *whole) {
+    for (i64 k = 0; k < rows; k++, x += n, out += n, whole += n) {
+        float scale = scales[k];
+        for (i64 i = 0; i < n; i++) {
+            float y = x[i] * scale, size = __builtin_fabsf(y);
+            y = y > most ? most : y < -most ? -most : y;
+            float near = (y + 12582912.0f) - 12582912.0f; /* 1.5 times 2^23: beyond it floats have no fractions */
+            out[i] = size < dead ? 0.0f : near;
+            whole[i] = (int32_t)out[i];
+        }
+    }
+}
+
 /* Rows start to stop of the sum over k, in order, of left[k] right[k]T: 64 columns at a time, which stay in registers. */
 static void FN(outer_sum)(const float *left, const float *right, i64 rank, i64 m, i64 n, i64 start, i64 stop, float *out) {
     for (i64 j = 0; j < n; j += 64) {

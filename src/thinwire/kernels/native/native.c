@@ -634,6 +634,12 @@ void tw_outer_sum(const float *left, const float *right, i64 rank, i64 m, i64 n,
     in_parts(outer_sum, &o, (int)least(most(1, m), parts_of(rank * m * n, threads)));
 }
 
+/* -- rounding.py: one thread ---------------------------------------------------------------------------------- */
+
+void tw_round_rows(const float *x, const float *scales, i64 rows, i64 n, float dead, float most, float *out, int32_t *whole) {
+    CALL(round_rows, x, scales, rows, n, dead, most, out, whole);
+}
+
 /* -- gaps.py: one thread, a few nanoseconds a position ------------------------------------------------------- */
 
 /* The bits that quotients take with each parameter below `count`, without those of the rests.
@@ -867,33 +873,48 @@ static inline int size_of(const int32_t *v, i64 i, i64 back) {
 }
 
 /* The models of entry i, given those before it: of the entry before and of the one a row before. */
-#define MODELS_OF(i)                                                                                              \
+#define MODELS_OF(i, context)                                                                                     \
     int left = size_of(values, i, 1), above = size_of(values, i, row);                                            \
-    Model *own = models + (i64)contexts[i] * EACH, *zero = own + 3 * left + above;                                \
+    Model *own = models + (i64)(context) * EACH, *zero = own + 3 * left + above;                                  \
     Model *prefix = own + PREFIX + 32 * (left + above > 1), *top = own + TOP;
 
-/* Numbers of a magnitude below 2^31. */
+/* One of some numbers, of a magnitude below 2^31. */
+static inline void put_number(Coder *c, const int32_t *values, i64 i, i64 row, u8 context, int negative, Model *models, u8 *out, i64 room) {
+    MODELS_OF(i, context)
+    int32_t value = values[i];
+    put(c, zero, value != 0, out, room);
+    if (value == 0) return;
+    if (negative) put_plain(c, value < 0, out, room);
+    u32 size = value < 0 ? 0u - (u32)value : (u32)value;
+    int more = 31 - __builtin_clz(size);
+    for (int k = 0; k < LONGEST; k++) {
+        put(c, prefix + k, k < more, out, room);
+        if (k == more) break;
+    }
+    Model *first = top + 3 * (least(more, 16) - 1);
+    for (int k = more - 1, node = 0; k >= 0; k--) {
+        int bit = size >> k & 1;
+        if (more - k > 2) put_plain(c, bit, out, room);
+        else put(c, first + node, bit, out, room);
+        node = 1 + bit;
+    }
+}
+
 void tw_adaptive_put(const int32_t *values, const u8 *contexts, i64 n, i64 row, int negative, Model *models, Coder *coder, u8 *out, i64 room) {
     Coder c = *coder;
-    for (i64 i = 0; i < n && !c.full; i++) {
-        MODELS_OF(i)
-        int32_t value = values[i];
-        put(&c, zero, value != 0, out, room);
-        if (value == 0) continue;
-        if (negative) put_plain(&c, value < 0, out, room);
-        u32 size = value < 0 ? 0u - (u32)value : (u32)value;
-        int more = 31 - __builtin_clz(size);
-        for (int k = 0; k < LONGEST; k++) {
-            put(&c, prefix + k, k < more, out, room);
-            if (k == more) break;
-        }
-        Model *first = top + 3 * (least(more, 16) - 1);
-        for (int k = more - 1, node = 0; k >= 0; k--) {
-            int bit = size >> k & 1;
-            if (more - k > 2) put_plain(&c, bit, out, room);
-            else put(&c, first + node, bit, out, room);
-            node = 1 + bit;
-        }
+    for (i64 i = 0; i < n && !c.full; i++) put_number(&c, values, i, row, contexts[i], negative, models, out, room);
+    *coder = c;
+}
+
+/* Matrices of rows[b] rows of widths[b] numbers, one after the other; a context for each row. */
+void tw_adaptive_put_rows(const int32_t *values, const u8 *contexts, const i64 *rows, const i64 *widths, i64 matrices, Model *models, Coder *coder, u8 *out, i64 room) {
+    Coder c = *coder;
+    for (i64 b = 0; b < matrices; b++) {
+        i64 wide = widths[b];
+        for (i64 k = 0; k < rows[b]; k++, contexts++)
+            for (i64 i = k * wide; i < (k + 1) * wide && !c.full; i++)
+                put_number(&c, values, i, wide, *contexts, 1, models, out, room);
+        values += rows[b] * wide;
     }
     *coder = c;
 }
@@ -918,7 +939,7 @@ i64 tw_adaptive_end(i64 low, i64 range, i64 at, u8 *out, i64 room) {
 void tw_adaptive_get(int32_t *values, const u8 *contexts, i64 n, i64 row, int negative, Model *models, Coder *coder, const u8 *data, i64 length) {
     Coder c = *coder;
     for (i64 i = 0; i < n; i++) {
-        MODELS_OF(i)
+        MODELS_OF(i, contexts[i])
         values[i] = 0;
         if (!get(&c, zero, data, length)) continue;
         int minus = negative ? get_plain(&c, data, length) : 0, more = 0;
