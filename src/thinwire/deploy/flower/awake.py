@@ -14,8 +14,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
-IDLE = 0.65  # a SuperNode looks for a reply every half second, and finds this one at its second look
-BUSY = 1.1  # two looks, and the requests
+IDLE = 0.65  # a SuperNode looks for a reply every half second, and finds this one after a second
+BUSY = 1.1  # until that look, and some requests
 REQUESTS = 6  # of a node's, in the time of each of which a message can be sent: they make it busy for longer
 FREE = 0.7  # seconds after an answer was seen in which its node is busy at least: it was sent a while before
 EARLY = 0.2  # seconds that a message is sent before a node has done the one before it
