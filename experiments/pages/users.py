@@ -167,7 +167,8 @@ def idle() -> list[str]:
     for line in results.lines:
         seconds = [f"{line[f'{name}_median']:.2f} s" for name in ("flower", "thinwire")]
         rows.append([where(line), str(line["rounds"]), f"{line['load']:.1f}", *seconds, f"{line['ratio']:.2f}"])
-    return markdown(["processor", "rounds", "load before", "Flower's own FedAvg", "LBGM's scalars", "ratio"], rows, (0,))
+    head = ["processor", "rounds", "load before", "Flower's own FedAvg", "LBGM's scalars", "ratio"]
+    return markdown(head, rows, (0,))
 
 
 @table
