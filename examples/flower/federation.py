@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import json
 import os
+import random
 import shlex
 import signal
 import socket
@@ -48,10 +49,12 @@ def started_by(pid: int) -> list[int]:
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    """A port that nobody listens on, and none of those from which Linux makes connections meanwhile (32768 on)."""
+    while True:
+        port = random.randrange(20000, 32000)
+        with socket.socket() as found, contextlib.suppress(OSError):
+            found.bind(("127.0.0.1", port))
+            return port
 
 
 class Federation:
