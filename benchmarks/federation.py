@@ -37,7 +37,7 @@ def run(folder: Path, app: Path, warm: bool, config: dict[str, Any]) -> Path:
 
 def ours(folder: Path, rounds: int) -> list[float]:
     """Seconds of each round of LBGM's scalars."""
-    sizes = {"clients": 3, "sample": 3, "take": 3, "examples": 32, "tested": 32, "rounds": rounds, "poll": 0.1}
+    sizes = {"clients": 3, "sample": 3, "take": 3, "examples": 32, "tested": 32, "rounds": rounds}
     config = {**sizes, "method": SCALARS, "data": "digits", "model": "linear"}
     out = run(folder, ROOT / "examples" / "flower", True, config)
     records = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]

@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import json
 import os
+import random
 import shlex
 import signal
 import socket
@@ -20,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ HERE = Path(__file__).resolve().parent
 BIN = Path(sys.executable).parent
 BACK = "SuperNode ID: "  # what a SuperNode says when it is connected
 MOST = {"flwr-serverapp": 8, "flwr-clientapp": 4}  # of Flower's processes that run at once
+LOOPBACK = 1000.0  # Mbit/s, which the server cannot know before the first answers
 METHODS = {
     "fedluar": "LUAR(FedAvg(LocalSGD(0.05, batch=32)), recycle=2)",
     "lbgm": "FedAvg(LocalSGD(0.05, batch=32), up=LBGM(threshold=0.7))",
@@ -46,10 +49,12 @@ def started_by(pid: int) -> list[int]:
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    """A port that nobody listens on, and none of those from which Linux makes connections meanwhile (32768 on)."""
+    while True:
+        port = random.randrange(20000, 32000)
+        with socket.socket() as found, contextlib.suppress(OSError):
+            found.bind(("127.0.0.1", port))
+            return port
 
 
 class Federation:
@@ -111,8 +116,12 @@ class Federation:
             f'root-certificates = "{self.keys / "ca.pem"}"\n'
         )
         self.start_link()
-        for node in range(self.nodes):
-            self.flwr("supernode", "register", str(self.keys / f"node-{node}.pub"))
+        with ThreadPoolExecutor(2) as pool:  # each is a process that imports Flower, and waits
+            list(pool.map(self.register, range(self.nodes)))
+
+    def register(self, node: int) -> None:
+        """Tell the SuperLink a SuperNode's public key."""
+        self.flwr("supernode", "register", str(self.keys / f"node-{node}.pub"))
 
     # -- processes ------------------------------------------------------------
 
@@ -281,6 +290,7 @@ def main() -> None:
     parser.add_argument("--data", default="fashion_mnist")
     parser.add_argument("--model", default="fedavg_cnn")
     parser.add_argument("--examples", type=int, default=600, help="of each client")
+    parser.add_argument("--tested", type=int, default=2000, help="examples that the server tests on; 0: all there are")
     parser.add_argument("--adapters", action="store_true", help="fine-tune SmolLM2 by the app of adapters/ instead")
     parser.add_argument("--out", type=Path, help="where the runs are kept (default: nowhere)")
     options = parser.parse_args()
@@ -301,6 +311,7 @@ def main() -> None:
             out = (options.out.resolve() if options.out else Path(temporary) / "runs") / name
             config = {"method": method, "rounds": options.rounds, "data": options.data, "model": options.model}
             sizes = {"clients": options.nodes, "sample": options.nodes, "take": options.nodes}
+            sizes |= {"tested": options.tested, "mbit": LOOPBACK}
             run = here.submit({**config, **sizes, "examples": options.examples, "out": str(out)})
             here.wait(run, out)
             show(f"{name}: {method}", out)

@@ -158,6 +158,20 @@ def transform() -> list[str]:
 
 
 @table
+def idle() -> list[str]:
+    results = read(
+        "benchmarks/results/federation.jsonl",
+        "python benchmarks/federation.py --rounds 5 --into benchmarks/results/federation.jsonl",
+    )
+    rows = []
+    for line in results.lines:
+        seconds = [f"{line[f'{name}_median']:.2f} s" for name in ("flower", "thinwire")]
+        rows.append([where(line), str(line["rounds"]), f"{line['load']:.1f}", *seconds, f"{line['ratio']:.2f}"])
+    head = ["processor", "rounds", "load before", "Flower's own FedAvg", "LBGM's scalars", "ratio"]
+    return markdown(head, rows, (0,))
+
+
+@table
 def wire() -> list[str]:
     results = read(
         "experiments/wire/results/slow_link.jsonl",

@@ -188,15 +188,18 @@ def test_a_worker_stays_answers_as_the_client_does_and_is_nobody_elses(little: L
 
 
 @pytest.mark.slow
-def test_other_code_and_other_settings_are_another_worker(little: Little) -> None:
+def test_other_code_is_another_worker_and_other_settings_are_another_client_in_it(little: Little) -> None:
     (call,) = little.run.begin([0]).values()
     first = little.ask(call)
     little.node.write_text(APP + "\n# as before\n")
     same_but_for_the_time(little.ask(call), first)
     little.config = {"tests": True}
     same_but_for_the_time(little.ask(call), first)
-    assert len(set(little.pids())) == 3
-    until(lambda: not any(map(runs, little.pids()[:2])))
+    little.config = {"wrong": 1}
+    with pytest.raises(RuntimeError, match="this client has no data"):
+        little.ask(call)
+    assert [little.pids().index(pid) for pid in little.pids()] == [0, 1, 1]
+    until(lambda: not runs(little.pids()[0]))
 
 
 @pytest.mark.slow

@@ -6,7 +6,9 @@ import json
 import random
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +46,10 @@ def _task() -> None:
 
 
 class Post(Grid):
-    """A Grid whose nodes are ClientApps in this process. ``spoil`` may put something else in the place of a reply."""
+    """A Grid whose nodes are ClientApps in this process. ``spoil`` may put something else in the place of a reply.
+
+    Messages that ask nothing are not answered.
+    """
 
     def __init__(self, apps: dict[int, ClientApp], configs: dict[int, dict[str, Any]]) -> None:
         self.apps, self.replies, self.sent = apps, dict[str, Message](), 0
@@ -77,6 +82,9 @@ class Post(Grid):
             self.sent += 1
             node, number = message.metadata.dst_node_id, f"message-{self.sent}"
             message.metadata.__dict__["_message_id"] = number
+            ids.append(number)
+            if not message.content:
+                continue
             try:
                 reply: Message | None = self.apps[node](message, self.contexts[node])
             except Exception as error:
@@ -84,7 +92,6 @@ class Post(Grid):
             assert reply is not None
             if (reply := self.spoil(node, message, reply)) is not None:
                 self.replies[number] = reply
-            ids.append(number)
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
@@ -236,15 +243,33 @@ def test_a_client_that_never_ends_its_reply_holds_up_no_other_and_no_deadline(tm
 
 def test_however_many_are_waited_for_only_so_many_are_asked_for_at_once() -> None:
     grid = Slow(Post({}, {}))
-    mail = Mail(grid)
+    mail = Mail(grid, 0.05)
     for number in range(100):
         mail.expect(f"message-{number}")
     grid.replies["message-99"] = Message(Error(1, "no memory left"), reply_to=Message(RecordDict(), 11, "train"))
-    looks = 0
-    while "message-99" not in mail.wait(0.2):
-        looks += 1
-    assert looks == 3  # 32 at a time, in turn
+    assert "message-99" in mail.wait(10.0)  # in its turn
     assert 1 < grid.most <= 32
+    grid.over.set()
+
+
+def test_a_reply_is_looked_for_after_each_pause_and_handed_in_as_soon_as_it_is_there() -> None:
+    class Late(Post):
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            looks.append(time.monotonic())
+            return super().pull_messages(message_ids) if len(looks) == 3 else []
+
+    looks, grid, began = list[float](), Late({}, {}), time.monotonic()
+    grid.replies["message-1"] = reply = Message(RecordDict(), reply_to=Message(RecordDict(), 11, "train"))
+    mail = Mail(grid, 0.2)
+    mail.expect("message-1")
+    assert mail.wait(0.0) == {}
+    assert looks == []  # no reply is so soon
+    assert mail.wait(0.3) == {}
+    ((sent, found),) = mail.wait(600.0).items()
+    assert (sent, found.message) == ("message-1", reply)
+    assert [earlier < later for earlier, later in pairwise([began + 0.2, *looks])] == [True] * 3
+    assert [later - earlier >= 0.2 for earlier, later in pairwise(looks)] == [True] * 2
+    assert looks[1] < found.seen <= looks[2]
 
 
 def test_an_error_of_the_connection_is_raised_where_replies_are_awaited() -> None:
@@ -546,6 +571,11 @@ def test_an_answer_that_a_later_reply_has_overtaken_counts_once(
     assert torch.equal(result.params.flat, simulated("FLSS(FedAvg(), rank=1, start=1, every=1)").params.flat)
 
 
+def blob_of(message: Message) -> bytes:
+    """What a message carries; nothing where it asks nothing."""
+    return unpack(message.content) if message.content else b""
+
+
 class Overtaken(Post):
     """Of round 2 the answers of node 12 come when it has said its name since, and has been called so many times."""
 
@@ -557,8 +587,8 @@ class Overtaken(Post):
         messages, ids = list(messages), list(super().push_messages(messages))
         for number, message in zip(ids, messages, strict=True):
             if (message.metadata.dst_node_id, message.metadata.group_id) == (12, "2"):
-                self.calls += [number] if unpack(message.content) else []
-                self.named += bool(self.calls) and not unpack(message.content)
+                self.calls += [number] if blob_of(message) else []
+                self.named += bool(self.calls) and bool(message.content) and not blob_of(message)
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
@@ -576,7 +606,7 @@ class Silent(Post):
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         ids = list[str]()
         for message in messages:
-            data, to = unpack(message.content), (message.metadata.dst_node_id, message.metadata.group_id)
+            data, to = blob_of(message), (message.metadata.dst_node_id, message.metadata.group_id)
             lost = bool(data) and to == (12, "2") and not self.calls
             self.calls += [data] if data and to == (12, "2") else []
             if lost and self.what == "the call":

@@ -16,7 +16,7 @@ pytest.importorskip("flwr")
 
 from flwr.app import Error, Message
 
-from test_serve import Post, _task, post, serve, simulated  # noqa: F401  _task: a fixture of every test
+from test_serve import Post, _task, blob_of, post, serve, simulated  # noqa: F401  _task: a fixture of every test
 from thinwire.deploy.flower import nodes, transfer
 from thinwire.deploy.flower.post import unpack
 from thinwire.deploy.flower.transfer import Chunks, Frame, Transfer, cut, digest_of, read_frame, reply
@@ -45,7 +45,7 @@ class Counted(Post):
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         ids = []
         for message in messages:
-            data = unpack(message.content)
+            data = blob_of(message)
             frame = read_frame(data)
             self.count(message, "down", data)
             if frame is not None and len(self.kinds) >= self.until:

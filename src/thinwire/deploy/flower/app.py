@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flwr.app import Context, Message
+from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from ...errors import CombinationError, require
+from .awake import IDLE
 from .post import pack, unpack
 from .transfer import reply
 
@@ -65,11 +67,14 @@ def client_app(
 
 
 def reply_to(message: Message, context: Context, answer: Callable[[bytes], tuple[bytes, float]]) -> Message:
-    """The reply to a message of the server's: to one without a word, the client's name.
+    """The reply to a message of the server's: to an empty blob the client's name, to one without a blob the same.
 
     ``answer`` gives the answer to a call, and the rate in Mbit/s by which it is cut. What is large comes and goes in
     chunks (:mod:`thinwire.deploy.flower.transfer`).
     """
+    if not message.content:
+        time.sleep(IDLE)
+        return Message(RecordDict(), reply_to=message)
     data = unpack(message.content)
     if not data:
         return Message(pack(name_of(context).encode()), reply_to=message)

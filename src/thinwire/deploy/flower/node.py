@@ -24,7 +24,7 @@ from . import copies
 NAME = "flwr-clientapp"
 POLL = "FLWR_SUPEREXEC_TASK_POLL_INTERVAL"
 SECONDS = "0.1"  # between two looks of a SuperExec's; Flower's default is 1, the least that it takes 0.01
-PRELOADED = "flwr.supernode.cli", "flwr.clientapp", f"{__package__}.app", f"{__package__}.resident"
+PRELOADED = "flwr.supernode.cli", "flwr.clientapp", "httpcore", f"{__package__}.app", f"{__package__}.resident"
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -8,7 +8,6 @@ import math
 import time
 from functools import partial
 
-from flwr.app import Message
 from flwr.serverapp import Grid
 
 from ...errors import OutOfSync, WireError
@@ -17,14 +16,15 @@ from ...federated.question import LOSS
 from ...federated.result import Record
 from ..server import Deployment
 from ..watch import Board
-from .mail import Mail
+from .awake import Awake
+from .mail import Mail, Reply
 from .post import unpack
 from .roster import Roster
 from .transfer import CHUNK, FINAL, Chunks, Transfer
 
+SOON = 0.1  # seconds, at most, between two looks at what is to be sent
 PROBE = 60.0  # seconds without a reply, after which a node that is there is asked its name
 OVERTAKE = 30.0  # seconds by which a short reply may come before a long one that was made earlier
-ASLEEP = 3.0  # seconds that a SuperNode sleeps when it has asked for a message and there was none
 CHUNKS = "chunks"  # the folder of what has come of large answers
 
 log = logging.getLogger("thinwire")
@@ -38,7 +38,7 @@ class Nodes(Roster):
         self.waiting: dict[str, tuple[int, float, Transfer | None]] = {}  # message -> client, when it was called
         self.questions: dict[str, int] = {}  # message -> client, of those that were sent last
         self.called: dict[int, float] = {}  # client -> when it was called last
-        self.spare: dict[str, Message | None] = {}  # with a buffer, replies that came when that was full
+        self.spare: dict[str, Reply] = {}  # with a buffer, replies that came when that was full
         self.transfers: dict[int, Transfer] = {}  # client -> its newest call, where that or its answer may be large
         self.bills = dict[tuple[int, Direction], tuple[int, int]]()  # of this round's transfers: framing, retries
         self.calls: dict[int, bytes] = {}  # client -> its newest call, where that goes as one message
@@ -46,10 +46,9 @@ class Nodes(Roster):
         self.probed: dict[int, float] = {}  # client -> the newest of these times
         self.alive: dict[int, tuple[float, float]] = {}  # client -> when it was asked so, and when it has answered
         self.lost: set[str] = set()  # messages without a transfer that were sent again
-        self.answers = Mail(grid)
+        self.answers = Mail(grid, poll)
+        self.awake = Awake(self.wake)
         self.lossy: set[int] = set()  # clients that have not answered once: the way there is not what a rate says
-        self.answered: dict[int, float] = {}  # client -> when its newest answer came
-        self.gaps = dict[int, float]()  # client -> seconds from its answer to the call after it, in the newest round
 
     # -- a round --------------------------------------------------------------
 
@@ -98,12 +97,11 @@ class Nodes(Roster):
 
     def send_all(self, messages: dict[int, bytes]) -> None:
         """Send each client its call, or its question."""
-        now = time.monotonic()
-        self.gaps = {client: now - self.answered.pop(client) for client in messages.keys() & self.answered.keys()}
+        began = time.monotonic()
         for client, data in messages.items():
             self.run.owners.setdefault(self.run.names[client], self.keys[self.nodes[client]])
             self.ask(client, data) if self.run.asking else self.call(client, data)
-            self.linger(client)
+        self.awake.call(messages.keys(), began)
 
     def wait(self) -> None:
         """Hand in what is answered to what was sent last, until that is enough, nobody is left, or time is up."""
@@ -115,10 +113,12 @@ class Nodes(Roster):
             for client in [c for c in self.run.flights if time.monotonic() > self.called.get(c, 0.0) + self.deadline]:
                 self.run.lose(client)
             self.show()
+            self.awake.go_on()
             if not self.collect() and time.monotonic() > look:
                 self.enrol()
                 self.probe()
                 look = time.monotonic() + min(4 * self.poll, 1.0)
+        self.awake.end()
 
     def notice(self) -> None:
         """Say to each transfer whether its node is there."""
@@ -173,18 +173,11 @@ class Nodes(Roster):
         """Where the chunks of a client's answer are kept."""
         return Chunks(None if self.run.folder is None else self.run.folder.path / CHUNKS / str(client))
 
-    def linger(self, client: int) -> None:
-        """Keep a node from going to sleep before the next call.
-
-        A SuperNode that finds no message sleeps for three seconds, and one that has just answered finds none. Where
-        the call after the last answer came sooner than that, the node is asked its name as well, which it answers
-        within a second, and then asks for the next message at once. Nobody waits for that answer. Not on a slow link,
-        where a question's requests, of some kB, would take as long.
-        """
-        gap, rate = self.gaps.get(client, ASLEEP), self.run.rate(client)
-        if gap < ASLEEP and (rate == 0.0 or rate >= 1.0):
-            for _ in range(1 + int(gap)):
-                self.push(self.nodes[client], b"")
+    def wake(self, client: int) -> None:
+        """Send a client a message that asks nothing. Not on a slow link, where its requests, of some kB, take long."""
+        rate = self.run.rate(client)
+        if rate == 0.0 or rate >= 1.0:
+            self.push(self.nodes[client], None)
 
     def out(self) -> bool:
         """Whether an answer to what was sent last may still come."""
@@ -198,14 +191,15 @@ class Nodes(Roster):
 
     def collect(self) -> bool:
         """Hand in what arrives before the next look; whether anything has."""
-        messages = self.spare or self.answers.wait(self.poll)
+        messages = self.spare or self.answers.wait(min(self.poll, SOON))
         self.spare = {}
-        for sent, message in messages.items():
+        for sent, reply in messages.items():
+            message = reply.message
             if self.run.setting.buffer is not None and self.run.full:
-                self.spare[sent] = message
+                self.spare[sent] = reply
                 continue
             if sent in self.questions:
-                self.hear(self.questions.pop(sent), message)
+                self.hear(self.questions.pop(sent), reply)
                 continue
             if sent in self.probes:
                 client, asked = self.probes.pop(sent)
@@ -247,7 +241,7 @@ class Nodes(Roster):
             for sent in twins:
                 del self.waiting[sent]
             self.transfers.pop(client, None)
-            self.answered[client] = time.monotonic()
+            self.awake.answer(client, reply.seen)
             self.board.note(client, "refused")
             with contextlib.suppress(WireError):  # it is in the log and in the record
                 try:
@@ -311,12 +305,14 @@ class Nodes(Roster):
         self.run.hear_loss(client, data)
         return True
 
-    def hear(self, client: int, message: Message | None) -> None:
+    def hear(self, client: int, reply: Reply) -> None:
         """Hand in the answer to a question."""
+        message = reply.message
         if message is None or message.has_error():
             self.fail(client, "its message cannot be read" if message is None else message.error.reason)
             return
-        self.answered[client], data = time.monotonic(), b""  # which is refused, like any other that is none
+        self.awake.answer(client, reply.seen)
+        data = b""  # which is refused, like any other that is none
         with contextlib.suppress(WireError):
             data = unpack(message.content, CHUNK)
         with contextlib.suppress(WireError):  # it is in the log and in the record

@@ -3,8 +3,9 @@
 Flower starts a process for every message. One that imports torch and reads the client's data takes seconds, whatever
 it is asked for. So it hands the call on: to the worker of this client, over a Unix socket in the client's folder that
 only this user may open. The first call starts the worker. It ends when it has had nothing to do for a while, when the
-process that starts Flower's processes (a SuperExec, and with it a SuperNode) is gone, and when a call has other
-settings or other code than it was started for: what it holds is never older than what the ClientApp says.
+process that starts Flower's processes (a SuperExec, and with it a SuperNode) is gone, and when a call has other code
+than it was started for. For a call with other settings it makes the client anew: what it holds is never older than what
+the ClientApp says.
 
 A worker does one job at a time, and none that nobody waits for: when the process that asked ends, so does the worker,
 as if the job had been done in that process. What a client keeps lies on its disk as it always does
@@ -214,10 +215,13 @@ class Worker:
         """Do the job of a connection; whether to go on."""
         write_frame(connection, {})
         header, call = read_frame(connection)
-        self.spec = self.spec or header["spec"]
-        if header["spec"] != self.spec:
+        spec, before = header["spec"], self.spec or header["spec"]
+        if {**spec, "context": before["context"]} != before:
             write_frame(connection, {})  # for another worker
             return False
+        if spec != before:  # another run, say: torch is here already
+            self.node = None
+        self.spec = spec
         self.owner, self.idle = header["owner"], header["idle"]
         with alive(connection):
             try:

@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
-from flwr.app import Message, MessageType
+from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from ...errors import WireError, check
@@ -48,7 +48,7 @@ class Roster:
         self.named: dict[str, int] = {}  # name -> node, as long as there are fewer than clients
         self.asked: dict[str, int] = {}  # message -> node: who are you?
         self.since: dict[int, float] = {}  # node -> when it was asked
-        self.introductions = Mail(grid)
+        self.introductions = Mail(grid, poll)
         self.ahead: set[int] = set()  # nodes whose clock says nothing
 
     def show(self, force: bool = False) -> None:
@@ -59,9 +59,9 @@ class Roster:
     def notice(self) -> None:
         """What is to be done when it was seen which nodes are there."""
 
-    def push(self, node: int, data: bytes, mbit: float = 0.0) -> list[str]:
-        """Send a blob, which is empty to ask for a name; the number of the message, if it could be sent."""
-        content, group = pack(data, mbit), str(self.run.round + 1)
+    def push(self, node: int, data: bytes | None, mbit: float = 0.0) -> list[str]:
+        """Send a blob, which is empty to ask for a name, or no blob; the number of the message, if it could be sent."""
+        content, group = RecordDict() if data is None else pack(data, mbit), str(self.run.round + 1)
         message = Message(content, node, MessageType.TRAIN, ttl=2 * self.deadline, group_id=group)
         return [sent for sent in self.grid.push_messages([message]) if sent]
 
@@ -101,7 +101,7 @@ class Roster:
                 for sent in self.push(node, b""):
                     self.asked[sent] = node
                     self.introductions.expect(sent)
-        for sent, message in self.introductions.wait(0.0).items():
+        for sent, (message, _) in self.introductions.wait(0.0).items():
             node = self.asked.pop(sent)
             try:
                 if message is None or message.has_error():
