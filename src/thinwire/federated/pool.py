@@ -36,6 +36,7 @@ from ..train.many import batchable, chain_of, train_many
 from ..train.one import train
 from ..train.one_in_c import chain_for
 from ..train.precision import Precision
+from ..train.processors import Processors
 from ..train.slot import Slot
 from ..train.threads import single
 from ..wire import dumps, loads, pieces, restore
@@ -103,7 +104,7 @@ class Crew:
             _forked = None
         for _ in range(workers - 1):
             self.slots.put(slot.twin())
-        self.threads = futures.ThreadPoolExecutor(workers, "client", single)
+        self.threads, self.processors = futures.ThreadPoolExecutor(workers, "client", single), Processors(workers)
 
     def end(self, wait: bool) -> None:
         """Let go of all threads and processes. Jobs that have not begun are dropped; ``wait`` for the others."""
@@ -251,7 +252,7 @@ class Pool:
     def _rounds(self, view: View, jobs: Sequence[Job]) -> list[Reply]:
         work = self.work
         turns = [work.turn(view, job) for job in jobs]
-        with _borrow(self.crew.slots) as slot:
+        with self.crew.processors.spread(), _borrow(self.crew.slots) as slot:
             return many_rounds(work.algorithm, work.form, slot, turns, work.manner)
 
     def _evaluate(self, x: Params, buffers: Params | None, task: Task, start: int, stop: int) -> dict[str, Tally]:
