@@ -1568,6 +1568,7 @@ def test_what_the_page_of_speed_says_in_words_is_in_its_lines():
     page = said("docs/measured/speed.md")
     jobs = {line["job"]: line for line in written("benchmarks/results/simulate.jsonl") if "outside_us" in line}
     assert f"they were {jobs['J2']['outside_us']:,} in J2 and {jobs['J4']['outside_us']:,} in J4" in page
+    assert f"It was {jobs['J2']['passes_us']:,} in J2 and {jobs['J4']['passes_us']:,} in J4" in page
     (line,) = (line for line in written("benchmarks/results/memory.jsonl") if line["method"].startswith("FedSM"))
     peak, kept = line["peak_mb"], line["kept_mb"]
     unet, selector = (next(name for name in kept if f"batch {batch}" in name) for batch in (4, 32))
