@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -449,6 +450,33 @@ def test_a_run_goes_on_after_its_superlink_was_killed(federation: Federation, tm
     federation.start_link()  # SuperNodes find it again: they are in its database
     federation.wait(federation.submit(config, APP), out, 900)
     assert_same(out, simulated(METHODS["lbgm"], 3))
+
+
+@pytest.mark.deployment
+@pytest.mark.soak
+@pytest.mark.timeout(2400)
+def test_a_run_goes_on_with_a_server_that_was_upgraded(tmp_path: Path) -> None:
+    """SuperLink and ServerApp are killed in a round and started again with another version; the SuperNodes stay."""
+    out, hold, upgraded = tmp_path / "run", tmp_path / "hold", tmp_path / "upgraded"
+    shutil.copytree(ROOT / "src", upgraded, ignore=shutil.ignore_patterns("__pycache__"))
+    with open(upgraded / "thinwire" / "version.py", "a") as file:
+        file.write("\n\ndef code_version() -> str:\n    return '0.2.0+gupgraded'\n")
+    hold.write_text("after")
+    config = {"method": METHODS["lbgm"], "out": str(out), "hold": str(hold)}
+    with Federation(tmp_path / "federation", 3, {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}) as here:
+        here.submit(config, APP)
+        until(hold.with_suffix(".held").exists)
+        server, link = int((out / "pid").read_text()), here.processes.pop("superlink")
+        link.kill()
+        link.wait()
+        until(lambda: not runs(server), 60)
+        hold.unlink()
+        here.environment["PYTHONPATH"] = str(upgraded)
+        here.start_link()
+        here.wait(here.submit(config, APP), out, 900)
+    assert_same(out, simulated(METHODS["lbgm"], 3))
+    before, after = (line.split(",")[0] for line in json.loads((out / "run.json").read_text())["versions"])
+    assert before != after == "thinwire 0.2.0+gupgraded"
 
 
 # What a client does, and what the log says of it. Clients 2 and 1 do one after the other of these in each round.

@@ -20,7 +20,7 @@ from thinwire.errors import CombinationError
 
 pytest.importorskip("flwr")
 
-from test_serve import Post, _task, post, serve, simulated  # noqa: F401  _task: a fixture of every test
+from test_serve import Post, _task, blob_of, post, serve, simulated  # noqa: F401  _task: a fixture of every test
 from thinwire.deploy.flower.post import unpack
 
 SIZES = (30, 12, 24, 12, 18, 12, 12, 20)
@@ -135,7 +135,7 @@ def test_the_seconds_of_a_round_have_those_of_its_questions() -> None:
 
 
 class Weighed(Post):
-    """Counts the bytes of blobs, those by which nodes are asked their names left out."""
+    """Counts the bytes of blobs. Messages that ask for a name, or for nothing, are left out."""
 
     def __init__(self, other: Post) -> None:
         self.__dict__ |= other.__dict__
@@ -145,7 +145,7 @@ class Weighed(Post):
         messages = list(messages)
         ids = list(super().push_messages(messages))
         for number, message in zip(ids, messages, strict=True):
-            if data := unpack(message.content):
+            if data := blob_of(message):
                 self.crossed["down"] += len(data)
                 if self.replies[number].has_content():
                     self.crossed["up"] += len(unpack(self.replies[number].content))
