@@ -161,7 +161,7 @@ def transform() -> list[str]:
 def idle() -> list[str]:
     results = read(
         "benchmarks/results/federation.jsonl",
-        "python benchmarks/federation.py --rounds 5 --into benchmarks/results/federation.jsonl",
+        "python benchmarks/federation.py --rounds 10 --into benchmarks/results/federation.jsonl",
     )
     rows = []
     for line in results.lines:

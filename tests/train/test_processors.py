@@ -52,6 +52,18 @@ def test_workers_that_do_not_fill_it_go_where_they_like(workers: int) -> None:
 
 
 @pytest.mark.skipif(len(HERE) < 2, reason="one processor")
+def test_a_thread_that_was_told_where_to_stay_since_stays_there() -> None:
+    processors, own = Processors(len(HERE)), {min(HERE)}  # the largest is dealt first
+    try:
+        os.sched_setaffinity(0, own)
+        with processors.spread():
+            assert os.sched_getaffinity(0) == own
+        assert os.sched_getaffinity(0) == own
+    finally:
+        os.sched_setaffinity(0, HERE)
+
+
+@pytest.mark.skipif(len(HERE) < 2, reason="one processor")
 def test_an_error_gives_the_processor_back(monkeypatch: pytest.MonkeyPatch) -> None:
     processors = Processors(len(HERE))
     with pytest.raises(KeyError), processors.spread():

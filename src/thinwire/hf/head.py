@@ -62,19 +62,19 @@ class Deferred(Tensor):
         if func in ABOUT:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args)
-        return func(*map(computed, args), **{name: computed(value) for name, value in (kwargs or {}).items()})
+        return func(*map(resolve, args), **{name: resolve(value) for name, value in (kwargs or {}).items()})
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         raise AssertionError(f"{func} would record no graph here")
 
 
-def computed(value: Any) -> Any:
+def resolve(value: Any) -> Any:
     """A value, or a list or tuple of values, with outputs in place of deferred ones."""
     if isinstance(value, Deferred):
         return value.outputs()
     if type(value) in (tuple, list):
-        return type(value)(map(computed, value))
+        return type(value)(map(resolve, value))
     return value
 
 
@@ -100,7 +100,7 @@ def nats(logits: Float[Tensor, "b t v"], targets: Int64[Tensor, "b t"]) -> Float
     """The cross-entropy of each target, in 32 bits or in 64; 0 where it is -100."""
     if _unread(logits, targets):
         return _by_parts(logits, targets).nats
-    flat = F.cross_entropy(wide_enough(computed(logits)).flatten(0, 1), targets.flatten(), reduction="none")
+    flat = F.cross_entropy(wide_enough(resolve(logits)).flatten(0, 1), targets.flatten(), reduction="none")
     return flat.view(targets.shape)
 
 

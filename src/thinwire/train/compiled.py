@@ -232,9 +232,9 @@ def train_chains(
         *(n for layer in chain.layers for n in layer)
     )
     shared = ctypes.byref(chain.words), front and ctypes.byref(front), layers, len(chain.layers), ctypes.byref(examples)
-    trained_by = list(zip(tasks, requests, keys, strict=True))
-    for start in range(0, len(trained_by), AT_ONCE):
-        some = trained_by[start : start + AT_ONCE]
+    everyone = list(zip(tasks, requests, keys, strict=True))
+    for start in range(0, len(everyone), AT_ONCE):
+        some = everyone[start : start + AT_ONCE]
         made = [_client(*one, spent, statistics) for one in some]
         if front is not None:
             room = rooms.at_least(front, max(client.size for client in made))

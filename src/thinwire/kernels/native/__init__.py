@@ -211,14 +211,14 @@ def _level() -> str:
 @cache
 def brief() -> ctypes.PyDLL:
     """:func:`library`, where it is there, for calls of some microseconds: the interpreter's lock is kept."""
-    return _signed(ctypes.PyDLL(str(build.LIBRARY)))
+    return _declare(ctypes.PyDLL(str(build.LIBRARY)))
 
 
 L = TypeVar("L", bound=ctypes.CDLL)
 
 
-def _signed(lib: L) -> L:
-    """The library with its signatures. ``AttributeError`` where a function is missing."""
+def _declare(lib: L) -> L:
+    """Say what each function takes and gives; the library itself. ``AttributeError`` where one is missing."""
     for name, (result, arguments) in SIGNATURES.items():
         function = getattr(lib, name)
         function.restype, function.argtypes = result, arguments
@@ -229,7 +229,7 @@ def _signed(lib: L) -> L:
 def _load() -> ctypes.CDLL | None:
     """The library, with its signatures; one warning where it cannot be had."""
     try:
-        lib = _signed(ctypes.CDLL(str(build.LIBRARY)))
+        lib = _declare(ctypes.CDLL(str(build.LIBRARY)))
         reason = "" if lib.tw_source() == build.checksum() else "they were compiled of another version"
     except (OSError, AttributeError) as error:
         reason = str(error)
