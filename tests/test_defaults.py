@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from traceback import clear_frames
 from typing import Any
 
 import pytest
@@ -103,7 +104,13 @@ def trained(module: nn.Module, method: Any, default: Callable[[], Any]) -> list[
                 found = [p.detach().clone() for p in model.parameters()]
         assert [(p.dtype, p.device, p.stride()) for p in module.parameters()] == before
         return found
+    except Exception as error:
+        clear_frames(error.__traceback__)
+        raise
     finally:
+        # An error keeps its frames. Were the model in them the last to hold the group, torch would join the group's
+        # threads under the interpreter's lock, which one of them may wait for.
+        model = optimizer = c = None
         dist.destroy_process_group()
 
 
