@@ -21,7 +21,8 @@ pytest.importorskip("flwr")
 
 import test_flower
 from test_flower import APP, ROOT, assert_same, method, model, simulated, tasks
-from thinwire.deploy.flower.transfer import CHUNK, WINDOW
+from thinwire.deploy.flower.chunks import CHUNK
+from thinwire.deploy.flower.transfer import WINDOW
 
 sys.path.insert(0, str(ROOT / "experiments" / "onepercent"))
 import slow_link

@@ -17,19 +17,23 @@ pytest.importorskip("flwr")
 from flwr.app import Error, Message
 
 from test_serve import Post, _task, blob_of, post, serve, simulated  # noqa: F401  _task: a fixture of every test
-from thinwire.deploy.flower import nodes, transfer
+from thinwire.deploy.flower import chunks, nodes, transfer
+from thinwire.deploy.flower.chunks import Chunks, Frame, cut, digest_of, read_frame
 from thinwire.deploy.flower.post import unpack
-from thinwire.deploy.flower.transfer import Chunks, Frame, Transfer, cut, digest_of, read_frame, reply
+from thinwire.deploy.flower.transfer import Transfer, reply
 
 SMALL = 100  # bytes of a chunk, in place of 2 MiB: the model has some hundreds
+MOST = 3  # chunks of a message, in place of 16
 LOST, RAISED = 4, 2  # Flower's codes: a reply that does not come, and a client that raised
 EXPRESSION = "FedAvg(up=EF21(TopK(0.5)))"
 
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (transfer, nodes):
+    for module in (transfer, nodes, chunks):
         monkeypatch.setattr(module, "CHUNK", SMALL)
+    for module in (transfer, chunks):
+        monkeypatch.setattr(module, "MOST", MOST)
     monkeypatch.setattr(transfer, "PAUSE", 0.0)
 
 
@@ -38,7 +42,7 @@ class Counted(Post):
 
     def __init__(self, other: Post, lost: float = 0.0, until: int = 1 << 30) -> None:
         self.__dict__ |= other.__dict__
-        self.kinds: list[tuple[int, str, str, int]] = []  # node, kind, chunk, bytes both ways
+        self.kinds: list[tuple[int, str, list[str], int]] = []  # node, kind, chunks, bytes of their bodies
         self.draw, self.lost, self.until = random.Random(3), lost, until
         self.crossed: dict[tuple[int, str], int] = {}  # bytes of blobs by round and direction, names left out
 
@@ -63,8 +67,7 @@ class Counted(Post):
                 if fate < self.lost:  # its reply does not
                     self.replies[ids[-1]] = Message(Error(LOST, "cut"), reply_to=message)
             if frame is not None:
-                about = frame.chunks[0] if len(frame.chunks) == 1 else ""
-                self.kinds.append((message.metadata.dst_node_id, frame.kind, about, len(frame.body)))
+                self.kinds.append((message.metadata.dst_node_id, frame.kind, frame.chunks, len(frame.body)))
         return ids
 
     def count(self, message: Message, way: str, data: bytes) -> None:
@@ -75,8 +78,8 @@ class Counted(Post):
 def chunks_sent(grid: Counted) -> dict[str, int]:
     """How often each chunk of a call was sent, and each of an answer asked for."""
     found: dict[str, int] = {}
-    for node, kind, chunk, _ in grid.kinds:
-        if kind in ("chunk", "want"):
+    for node, kind, names, _ in grid.kinds:
+        for chunk in names if kind in ("chunk", "want") else ():
             found[f"{node} {kind} {chunk}"] = found.get(f"{node} {kind} {chunk}", 0) + 1
     return found
 
@@ -88,7 +91,8 @@ def test_in_parts_the_model_and_the_ledger_are_those_of_a_simulation(tmp_path: P
     assert [e.payload for e in sorted(result.ledger)] == [e.payload for e in sorted(expected.ledger)]
     assert {kind for _, kind, _, _ in grid.kinds} == {"offer", "chunk", "want"}
     assert set(chunks_sent(grid).values()) == {1}
-    assert max(size for *_, size in grid.kinds) == SMALL
+    sizes = [size for *_, size in grid.kinds]
+    assert SMALL < max(sizes) <= MOST * SMALL  # the messages are quick, so they grow
     assert [record["resent_bytes"] for record in result.rounds] == [0, 0, 0]
 
 
@@ -115,7 +119,7 @@ def test_the_ledger_has_every_byte_that_is_serialised(lost: float, tmp_path: Pat
         # the body is known, and that when it is asked for again.
         assert ledger.bytes("up", round) - again <= grid.crossed[round, "up"]
         assert lost or ledger.bytes("up", round) == grid.crossed[round, "up"]
-        assert (again == 0) == (lost == 0.0)
+    assert (sum(e.retries for e in ledger.of("up")) == 0) == (lost == 0.0)
 
 
 def test_what_has_come_of_an_answer_that_is_not_waited_for_is_in_the_ledger(tmp_path: Path) -> None:
@@ -151,7 +155,7 @@ def test_a_server_that_is_killed_in_a_transfer_goes_on_with_what_has_come(tmp_pa
     for name, times in chunks_sent(second).items():
         both[name] = both.get(name, 0) + times
     twice = [name for name, times in both.items() if times > 1]
-    assert len(twice) <= transfer.WINDOW * 3  # what was on its way to, or from, each of the three clients
+    assert len(twice) <= transfer.WINDOW * MOST * 3  # what was on its way to, or from, each of the three clients
     assert len(first.kinds) == until
 
 
@@ -195,6 +199,44 @@ def test_a_part_that_a_disk_has_damaged_is_sent_again(tmp_path: Path) -> None:
     assert asked.kind == "missing"
 
 
+def sent(call: bytes, seconds: Iterable[float | None], monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """The places of the chunks of each message of a call, whose replies take so many seconds; None: it is lost."""
+    now, messages = 0.0, list[list[int]]()
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    monkeypatch.setattr(transfer, "WINDOW", 1)
+    found = Transfer(call, 3000, Chunks(None))
+    names = list(found.call)
+    ((about, _),) = found.due(0.0)
+    found.note_sent("offer", about, 0)
+    assert found.take("offer", Frame("missing", names[:4] + names[5:]).write()) is None  # one of them is there
+    for number, took in enumerate(seconds):
+        ((about, data),) = found.due(0.0)
+        found.note_sent(str(number), about, len(data))
+        messages.append([names.index(name) for name in about[1]])
+        now += took or 0.0
+        if took is None:
+            found.lose(str(number))
+        else:
+            assert found.take(str(number), Frame("have", [*about[1]]).write()) is None
+    return messages
+
+
+def test_messages_grow_while_they_are_quick_and_are_short_after_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "MOST", 4)
+    messages = sent(b"c" * 3000, [1.0, 1.0, 1.0, None, 1.0, 1.0, 11.0, 11.0, 11.0, 3.0], monkeypatch)
+    assert messages == [[0], [1, 2], [3], [5, 6, 7, 8], [5], [6, 7], [8, 9, 10, 11], [12, 13], [14], [15]]
+
+
+def test_more_chunks_than_a_message_has_are_refused(tmp_path: Path) -> None:
+    names = list(cut(b"c" * 400))
+    for frame in (Frame("want", names), Frame("chunk", names, b"c" * 400), Frame("want", []), Frame("chunk", [], b"")):
+        with pytest.raises(WireError, match="at most 3 chunks"):
+            reply(frame.write(), tmp_path, lambda call: (b"never", 0.0))
+    with pytest.raises(WireError, match="the chunks that their digests name"):
+        reply(Frame("chunk", names[:2], b"c" * 200, 1).write(), tmp_path, lambda call: (b"never", 0.0))
+    assert Chunks(tmp_path).names() == set()
+
+
 def held(most: int = 3000) -> tuple[Transfer, str]:
     """A transfer whose offer is on its way."""
     found = Transfer(b"call", most, Chunks(None))
@@ -227,7 +269,7 @@ def test_a_part_that_is_not_what_it_is_called_is_refused() -> None:
     assert found.take(message, Frame("whole", names, b"", 200).write()) is None
     (about, _), _ = found.due(0.0)
     found.note_sent("n", about, 0)
-    with pytest.raises(WireError, match="the chunk that its digest names"):
+    with pytest.raises(WireError, match="the chunks that their digests name"):
         found.take("n", Frame("chunk", [names[0]], b"y" * 100).write())
 
 
@@ -246,7 +288,7 @@ def test_what_was_sent_before_a_node_was_away_is_lost_when_it_does_not_come(monk
     found.note_presence(True)
     found.note_presence(True)
     ((about, _),) = found.due(0.0)
-    assert about == ("offer", "")
+    assert about == ("offer", ())
     assert found.take("m", b"an answer that comes all the same") == b"an answer that comes all the same"
 
 
@@ -255,7 +297,7 @@ def test_to_a_node_that_is_away_nothing_is_sent() -> None:
     found.note_presence(False)
     assert found.due(0.0) == []
     found.note_presence(True)
-    assert [about for about, _ in found.due(0.0)] == [("offer", "")]
+    assert [about for about, _ in found.due(0.0)] == [("offer", ())]
 
 
 def test_a_client_that_raises_is_not_asked_again(tmp_path: Path, caplog: Any) -> None:

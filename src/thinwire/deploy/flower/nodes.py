@@ -17,10 +17,11 @@ from ...federated.result import Record
 from ..server import Deployment
 from ..watch import Board
 from .awake import Awake
+from .chunks import CHUNK, Chunks
 from .mail import Mail, Reply
 from .post import unpack
 from .roster import Roster
-from .transfer import CHUNK, FINAL, Chunks, Transfer
+from .transfer import FINAL, Transfer
 
 SOON = 0.1  # seconds, at most, between two looks at what is to be sent
 PROBE = 60.0  # seconds without a reply, after which a node that is there is asked its name
@@ -167,7 +168,7 @@ class Nodes(Roster):
             for sent in messages:
                 transfer.note_sent(sent, about, len(data))
             if not messages:
-                transfer.due_again(*about)
+                transfer.due_again(about)
 
     def chunks_of(self, client: int) -> Chunks:
         """Where the chunks of a client's answer are kept."""
