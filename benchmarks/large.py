@@ -1,8 +1,9 @@
 """One round of a large model over a Flower deployment of this machine, and the most memory that each process had.
 
-A SuperLink and one SuperNode of ``thinwire node``, over loopback, with TLS and keys: FedAvg of a model of two linear
-layers, all of whose numbers go both ways, in chunks. Memory is the resident set of a process at its largest, as the
-kernel counts it (``VmHWM``), looked up twice a second; what was resident in two processes at once counts in both.
+A SuperLink and one SuperNode of ``thinwire node``, over loopback, with TLS and keys: FedAvg of a model of four wide
+linear layers and two narrow ones, all of whose numbers go both ways, in chunks. Memory is the resident set of a process
+at its largest, as the kernel counts it (``VmHWM``), looked up twice a second; what was resident in two processes at
+once counts in both.
 
     python benchmarks/large.py [--mb 758] [--into FILE]
 """
@@ -23,6 +24,7 @@ sys.path[:0] = [str(ROOT / "examples" / "flower"), str(ROOT / "experiments")]
 
 from federation import Federation, started_by  # noqa: E402
 
+DEPTH = 4  # wide layers
 KINDS = {  # what is in a command line -> whose memory it is
     "flwr-serverapp": "server",
     "resident": "worker",
@@ -63,8 +65,9 @@ def main() -> None:
     options = parser.parse_args()
     import record
 
-    width, peaks = int(options.mb * 1e6 / 40), Peaks()  # of 32-bit numbers, ten for each unit of the hidden layer
-    config = {"clients": 1, "rounds": 1, "width": width, "norm": False, "deadline": 7200.0}
+    width, peaks = int((options.mb * 1e6 / 4 / DEPTH) ** 0.5), Peaks()
+    config = {"clients": 1, "rounds": 1, "width": width, "depth": DEPTH, "norm": False, "deadline": 7200.0}
+    model = 4 * (DEPTH * width * (width + 1) + 7 * width + 3 * width + 3)  # bytes: six inputs, three classes
     with tempfile.TemporaryDirectory(prefix="thinwire-") as folder:
         out = Path(folder) / "out"
         environment = {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
@@ -77,8 +80,8 @@ def main() -> None:
     peaks.over.set()
     peaks.thread.join()
     for kind, size in peaks.most.items():
-        print(f"{kind:>10}: {size / 1e6:8,.0f} MB at most, {size / (40 * width):.1f} times the model")
-    key = {"benchmark": "large", "model_bytes": 40 * width}
+        print(f"{kind:>10}: {size / 1e6:8,.0f} MB at most, {size / model:.1f} times the model")
+    key = {"benchmark": "large", "model_bytes": model}
     found = key | {"peaks": peaks.most, "round_seconds": round(line["seconds"], 1), "seconds": round(seconds, 1)}
     found |= {name: line[name] for name in ("up_bytes", "down_bytes", "resent_bytes")}
     found |= {"load": round(os.getloadavg()[0], 1), "processor": record.processor(), "cores": os.cpu_count()}

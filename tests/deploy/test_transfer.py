@@ -265,7 +265,7 @@ def test_a_client_that_sends_nonsense_in_a_transfer_is_refused(answer: Frame, sa
 
 def test_a_part_that_is_not_what_it_is_called_is_refused() -> None:
     found, message = held()
-    names = [digest_of(i.to_bytes(4, "big") + b"x" * 100) for i in range(2)]
+    names = [digest_of(i, b"x" * 100) for i in range(2)]
     assert found.take(message, Frame("whole", names, b"", 200).write()) is None
     (about, _), _ = found.due(0.0)
     found.note_sent("n", about, 0)

@@ -165,8 +165,8 @@ class Folder:
         self.written = {name: hashlib.sha256() for name in LINES}  # what the lines are, for the checkpoint
         self.owed = dict[Path, None]()  # files that were written to, and would not outlive a loss of power
 
-    def write(self, name: str | Path, data: bytes) -> None:
-        """Replace a file."""
+    def write(self, name: str | Path, data: bytes | Callable[[IO[bytes]], object]) -> None:
+        """Replace a file, by these bytes or by what a function writes."""
         if self.writes:
             write_atomic(self.path / name, data)
 
@@ -323,4 +323,6 @@ class Folder:
         start = 8 + int.from_bytes(data[:8], "little")
         header = json.dumps(json.loads(data[8:start]), sort_keys=True, separators=(",", ":")).encode()
         header += b" " * (-len(header) % 8)
-        self.write(f"{name}.safetensors", len(header).to_bytes(8, "little") + header + data[start:])
+        parts: list[bytes | memoryview] = [len(header).to_bytes(8, "little"), header, memoryview(data)[start:]]
+        del apart
+        self.write(f"{name}.safetensors", lambda file: file.writelines(parts))

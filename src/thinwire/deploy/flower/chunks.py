@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import itertools
 import json
 import os
@@ -18,6 +19,8 @@ MAGIC = b"\0thinwire\0"  # no call and no answer begins so
 DIGEST = 16  # bytes
 LONGEST = 1 << 20  # bytes of a header
 
+Piece = bytes | memoryview
+
 
 class Frame(NamedTuple):
     """A message of a transfer: what it is, which chunks it is about, and their bytes.
@@ -31,10 +34,10 @@ class Frame(NamedTuple):
     size: int = 0
     rate: float = 0.0  # Mbit/s, by which a client cuts its answer
 
-    def write(self) -> bytes:
-        """The bytes of it."""
+    def write(self, *body: Piece) -> bytes:
+        """The bytes of it; those of its body may be given here in pieces."""
         head = json.dumps([self.kind, self.chunks, self.size, self.rate]).encode()
-        return MAGIC + len(head).to_bytes(4, "big") + head + self.body
+        return b"".join([MAGIC, len(head).to_bytes(4, "big"), head, self.body, *body])
 
 
 def read_frame(data: bytes) -> Frame | None:
@@ -59,18 +62,21 @@ def is_digest(text: str) -> bool:
     return len(text) == 2 * DIGEST and set(text) <= set("0123456789abcdef")
 
 
-def digest_of(data: bytes) -> str:
-    """The name of a chunk."""
-    return hashlib.blake2b(data, digest_size=DIGEST).hexdigest()
+def digest_of(place: int, data: Piece) -> str:
+    """The name of the chunk in this place of a blob."""
+    digest = hashlib.blake2b(place.to_bytes(4, "big"), digest_size=DIGEST)
+    digest.update(data)
+    return digest.hexdigest()
 
 
-def cut(data: bytes, first: int = 0) -> dict[str, bytes]:
+def cut(data: bytes, first: int = 0) -> dict[str, memoryview]:
     """The chunks of a blob, in their order, each with its place in its name's digest: no two are the same.
 
-    ``first`` is the place of the first of them, where these are the neighbours of others.
+    They share memory with the blob. ``first`` is the place of the first of them, where these are the neighbours of
+    others.
     """
-    pieces = [data[start : start + CHUNK] for start in range(0, len(data), CHUNK)]
-    return {digest_of(index.to_bytes(4, "big") + piece): piece for index, piece in enumerate(pieces, first)}
+    pieces = [memoryview(data)[start : start + CHUNK] for start in range(0, len(data), CHUNK)]
+    return {digest_of(place, piece): piece for place, piece in enumerate(pieces, first)}
 
 
 def neighbours(places: list[int], most: int) -> list[int]:
@@ -93,10 +99,10 @@ class Chunks:
             self.write(name, piece)
         return {name: len(piece) for name, piece in pieces.items()}
 
-    def write(self, name: str, data: bytes) -> None:
+    def write(self, name: str, data: Piece) -> None:
         """Keep something, which a killed process leaves whole or not at all."""
         if self.folder is None:
-            self.held[name] = data
+            self.held[name] = bytes(data)
             return
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         draft = self.folder / f".{name}.{os.getpid()}"
@@ -128,11 +134,11 @@ class Chunks:
 
     def join(self, digests: list[str], size: int) -> bytes | None:
         """The blob of these chunks; None where one is missing or damaged. Raises ``WireError`` for another size."""
-        pieces = list[bytes]()
-        for index, digest in enumerate(digests):
+        whole = io.BytesIO()  # which hands out what it holds without a copy
+        for place, digest in enumerate(digests):
             piece = self.read(digest)
-            if piece is None or digest_of(index.to_bytes(4, "big") + piece) != digest:
+            if piece is None or digest_of(place, piece) != digest:
                 return None
-            pieces.append(piece)
-        check(sum(map(len, pieces)) == size, "chunks of a blob of that size")
-        return b"".join(pieces)
+            whole.write(piece)
+        check(whole.tell() == size, "chunks of a blob of that size")
+        return whole.getvalue()

@@ -65,7 +65,7 @@ def reply(data: bytes, folder: Path, answer: Callable[[bytes], Answered]) -> Ans
         pieces = [piece for piece in map(kept.read, frame.chunks) if piece is not None]
         if len(pieces) < len(frame.chunks):
             return Frame("gone", frame.chunks).write(), 0.0
-        return Frame("chunk", frame.chunks, b"".join(pieces), frame.size).write(), frame.rate
+        return Frame("chunk", frame.chunks, b"", frame.size).write(*pieces), frame.rate
     check(frame.kind == "offer", "a message of a transfer")
     return reply_to_offer(frame, kept, answer)
 
@@ -144,13 +144,13 @@ class Transfer:
             return [(("want", names), Frame("want", [*names], b"", first, rate).write()) for names, first in wanted]
         chunks = list[tuple[About, bytes]]()
         for names, first in self.batches(self.sending, list(self.call), "down"):
-            body = b"".join(self.call[name] for name in names)
-            chunks.append((("chunk", names), Frame("chunk", [*names], body, first).write()))
+            frame = Frame("chunk", [*names], b"", first)
+            chunks.append((("chunk", names), frame.write(*(self.call[name] for name in names))))
         if self.sending or self.offered:
             return chunks
         self.offered = True
-        body = b"".join(self.call.values()) if self.size <= CHUNK else b""
-        return [(("offer", ()), Frame("offer", list(self.call), body, self.size, rate).write())]
+        offer = Frame("offer", list(self.call), b"", self.size, rate)
+        return [(("offer", ()), offer.write(*(self.call.values() if self.size <= CHUNK else ())))]
 
     def batches(
         self, due: dict[str, bool], names: list[str], way: Literal["down", "up"]

@@ -33,7 +33,7 @@ class Tested(Node):
         self.spoil, self.hold = str(config["spoil"]).split(), Path(str(config["hold"]))
         folder, task = flower.folder_of(context), tasks()[self.number]
         test = task if config["tests"] else None
-        wide = partial(model, int(config["width"]), bool(config["norm"]))
+        wide = partial(model, int(config["width"]), bool(config["norm"]), int(config["depth"]))
         super().__init__(method(str(config["method"])), wide, task, folder, test=test)
 
     def answer(self, data: bytes) -> bytes:

@@ -20,9 +20,10 @@ def tasks(clients: int = 3) -> list[tw.Supervised]:
     return [tw.Supervised(inputs, targets, part) for part in torch.arange(sum(sizes)).split(sizes)]
 
 
-def model(width: int = 8, norm: bool = True) -> nn.Module:
+def model(width: int = 8, norm: bool = True, depth: int = 0) -> nn.Module:
     between = [nn.BatchNorm1d(width)] if norm else []
-    return nn.Sequential(nn.Linear(6, width), *between, nn.ReLU(), nn.Linear(width, 3))
+    wide = [layer for _ in range(depth) for layer in (nn.Linear(width, width), nn.ReLU())]
+    return nn.Sequential(nn.Linear(6, width), *between, nn.ReLU(), *wide, nn.Linear(width, 3))
 
 
 def method(expression: str) -> tw.Algorithm:

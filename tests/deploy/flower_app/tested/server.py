@@ -43,5 +43,5 @@ def main(grid: Grid, context: Context) -> None:
         options["aggregate"] = tw.parse(str(config["aggregate"]))
     if int(config["expel"]):
         options["expel"] = int(config["expel"])
-    wide = partial(model, int(config["width"]), bool(config["norm"]))
+    wide = partial(model, int(config["width"]), bool(config["norm"]), int(config["depth"]))
     flower.serve(grid, method(str(config["method"])), wide, clients, rounds, out=out, **options)
