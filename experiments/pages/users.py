@@ -172,6 +172,22 @@ def idle() -> list[str]:
 
 
 @table
+def large() -> list[str]:
+    results = read(
+        "benchmarks/results/large.jsonl",
+        "python benchmarks/large.py --into benchmarks/results/large.jsonl",
+    )
+    rows = []
+    for line in results.lines:
+        peaks = [line["peaks"][name] for name in ("server", "worker", "superlink", "supernode")]
+        sizes = [f"{size / 1e9:.1f} GB" for size in peaks]
+        both = [f"{line[name]:,}" for name in ("up_bytes", "down_bytes")]
+        rows.append([where(line), f"{line['model_bytes']:,}", *both, f"{line['round_seconds']:.0f} s", *sizes])
+    head = ["processor", "bytes of the model", "ledger, up", "ledger, down", "round", "server", "worker"]
+    return markdown([*head, "SuperLink", "SuperNode"], rows, (0,))
+
+
+@table
 def wire() -> list[str]:
     results = read(
         "experiments/wire/results/slow_link.jsonl",
