@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 from jaxtyping import Int
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..kernels import rounding
@@ -37,7 +38,7 @@ class Layer:
             torch.zeros(0, dtype=torch.float32, device="cpu"),
             torch.zeros(0, 0, dtype=torch.float32, device="cpu"),
         )  # terms are rows
-        self.chosen: tuple[Tensor, Tensor, Tensor, Tensor] | None = None  # terms as positions, and what they are
+        self.chosen: tuple[Tensor, Tensor, NDArray[np.float32], Tensor] | None = None  # terms' positions, and they
         self.done = self.most == 0
 
     def decompose(self, more: int) -> None:
@@ -82,7 +83,7 @@ class Layer:
 
     def part(self, step: float, mode: int, terms: Int[Tensor, " rank"]) -> CodedLayer:
         """The layer with this step: nothing (0), entries (1) or these terms of it (2)."""
-        return self._entries(step) if mode == 1 else self._terms(step, terms) if mode == 2 and len(terms) else NOTHING
+        return self._entries(step) if mode == 1 else self._terms(step, terms) if mode == 2 and terms.numel() else NOTHING
 
     def _entries(self, step: float) -> CodedLayer:
         y = self.flat / step
@@ -95,20 +96,22 @@ class Layer:
 
     def _terms(self, step: float, terms: Tensor) -> CodedLayer:
         if self.chosen is None or self.chosen[0] is not terms:
-            self.chosen = terms, self.u[terms], self.s[terms], self.v[terms]  # for the next step that is tried
+            self.chosen = terms, self.u[terms], self.s[terms].numpy(), self.v[terms]  # for the next step that is tried
         _, u, s, v = self.chosen
-        exact = s / step
-        levels = exact.round().clamp(1, FINEST)  # to a unit vector
-        (left, coded_left), (right, coded_right) = (round_rows(part, levels, DEAD, FINEST) for part in (u, v))
+        exact = s / np.float32(step)  # numpy's small operations take half the time of torch's
+        levels = np.rint(exact).clip(1, FINEST)  # to a unit vector
+        scale = torch.from_numpy(levels)
+        (left, coded_left), (right, coded_right) = (round_rows(part, scale, DEAD, FINEST) for part in (u, v))
         # The scales that leave least error, given all terms: (left leftT * right rightT) c = left x right.
-        gram = ((left @ left.T) * (right @ right.T)).double()
-        along = ((left @ u.T) * exact * (right @ v.T)).sum(1).double()
-        diagonal = gram.numpy().reshape(-1)[:: len(terms) + 1]  # numpy's small operations take half the time
+        a, b = left.numpy(), right.numpy()
+        gram = ((a @ a.T) * (b @ b.T)).astype(np.float64)
+        along = ((a @ u.numpy().T) * exact * (b @ v.numpy().T)).sum(1).astype(np.float64)
+        diagonal = gram.reshape(-1)[:: len(s) + 1]
         diagonal += 1e-9 * np.maximum(diagonal, 1)
-        scales, each = torch.linalg.solve(gram, along).tolist(), [int(level) for level in levels.tolist()]
-        pairs = zip(scales, each, strict=True)
-        gains = [round(min(level, max(-level, (scale * level - 1) * level))) for scale, level in pairs]
-        return CodedLayer(1 + len(terms), each, gains, coded_left, coded_right)
+        wide = levels.astype(np.float64)
+        gains = np.rint(((np.linalg.solve(gram, along) * wide - 1) * wide).clip(-wide, wide))
+        each, gains = (numbers.astype(np.int64).tolist() for numbers in (levels, gains))
+        return CodedLayer(1 + len(s), each, gains, coded_left, coded_right)
 
 
 def round_levels(x: Tensor) -> Tensor:
