@@ -33,7 +33,8 @@ def adapters() -> list[str]:
     grouped: dict[tuple[str, str], list[Line]] = {}
     for line in read(*RUNS).all(kind="run"):
         if "diverged" not in line:
-            grouped.setdefault((line["setting"]["name"], line["row"]), []).append(line)
+            name = line["setting"]["name"] + ("" if "base" in line["setting"] else ", 32-bit floats")
+            grouped.setdefault((name, line["row"]), []).append(line)
     cells = []
     for (name, row), lines in grouped.items():
         sent = [statistics.mean(line[f"bytes_{way}"] for line in lines) / 1e6 for way in ("up", "down")]

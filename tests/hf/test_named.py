@@ -58,6 +58,33 @@ def test_a_model_is_found_in_a_folder_of_packages_and_its_adapters_are_trained(m
     assert result.bytes_up > 0
 
 
+def test_a_base_in_bfloat16_carries_adapters_that_load_to_the_same_logits(models: Path) -> None:
+    from peft import PeftModel
+
+    problem = hf.standard(NEWS, "tiny", clients=2, rank=2, seed=1, dtype="bfloat16")
+    kinds = {name: p.dtype for name, p in problem.model().named_parameters()}
+    assert {kind for name, kind in kinds.items() if "lora_" in name} == {torch.float32}
+    assert {kind for name, kind in kinds.items() if "lora_" not in name} == {torch.bfloat16}
+    method, out = tw.FedAvg(tw.LocalAdamW(0.1, batch=4, steps=2)), models / "out"
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        base = hf.load_base("tiny", 3, "bfloat16")
+    result = tw.simulate(method, problem.model, problem.tasks, 2, out=out, seed=1)
+    tokens = {"input_ids": torch.tensor([[1, 2, 3]]), "attention_mask": torch.ones(1, 3, dtype=torch.int64)}
+    with torch.inference_mode():
+        loaded = PeftModel.from_pretrained(base, out / "adapter").eval()(**tokens).logits
+        assert torch.equal(loaded, result.module(**tokens).logits)
+        assert loaded.dtype == torch.bfloat16
+
+
+def test_numbers_that_no_base_is_in_are_refused(models: Path) -> None:
+    for make in (hf.load_base, hf.make_adapted):
+        with pytest.raises(ValueError, match=r"dtype='bfloat61': a base is in 'float32' or in 'bfloat16' \(did you"):
+            make("tiny", 3, dtype="bfloat61")
+    with pytest.raises(ValueError, match="dtype='bfloat16' is of a model by name: give your own model in it"):
+        hf.standard(NEWS, bert(num_labels=3), tokenizer=Letters(), dtype="bfloat16")
+
+
 def test_what_is_missing_or_another_model_is_said_with_what_to_do(models: Path) -> None:
     with pytest.raises(
         ValueError, match=r"no model 'minilmm' \(did you mean minilm\?\); known are minilm, smollm2, tiny"

@@ -17,7 +17,7 @@ from ..data.texts import Texts
 from ..errors import nearest, require
 from ..problem import Problem, call
 from .build import problem
-from .pretrained import PRETRAINED, load_tokenizer, make_adapted, pretrained_names
+from .pretrained import PRETRAINED, Numbers, load_tokenizer, make_adapted, pretrained_names
 
 TEXTS: dict[str, Callable[..., Texts]] = {
     "ag_news": ag_news_texts,
@@ -68,13 +68,15 @@ def standard(
     holdout: float = 0.0,
     rank: int = 32,
     length: int = LENGTH,
+    dtype: Numbers | str = "float32",
     data_dir: str | Path | None = None,
 ) -> Problem:
     """A set of texts dealt to clients, with a pretrained model and adapters on its queries and values.
 
     ``data`` is one of ``ag_news``, ``sst2`` (to classify), ``personachat`` and ``shakespeare`` (to continue, packed
-    into rows of ``length`` tokens), or such a set. ``model`` is ``minilm`` or ``smollm2`` with adapters of ``rank``,
-    or a model of the caller's own, or a function that makes it, with its ``tokenizer``. Other arguments are those of
+    into rows of ``length`` tokens), or such a set. ``model`` is ``minilm`` or ``smollm2`` with adapters of ``rank``
+    on a base in ``dtype`` ("float32", or "bfloat16" of half the memory), or a model of the caller's own, or a function
+    that makes it, with its ``tokenizer``. Other arguments are those of
     :func:`thinwire.hf.problem`: owners of texts are clients where ``split`` does not say otherwise.
 
     Raises ``ValueError`` for an unknown name, and for texts to continue with ``minilm``, which continues none.
@@ -93,7 +95,9 @@ def standard(
             f"model='minilm' is an encoder, and {given.name} has texts to continue: take 'smollm2', or ag_news or sst2",
         )
         tokenizer = tokenizer or load_tokenizer(model)
-        model = make_adapted(model, given.num_classes, rank)
+        model = make_adapted(model, given.num_classes, rank, dtype)
+    else:
+        require(dtype == "float32", f"dtype={dtype!r} is of a model by name: give your own model in it")
     columns, test = ({"text": texts} for texts in (given.texts, given.test_texts))
     labels = {} if causal else {"label": given.labels}, {} if causal else {"label": given.test_labels}
     return problem(

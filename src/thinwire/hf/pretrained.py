@@ -13,7 +13,7 @@ from functools import cache
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from torch import nn
 
@@ -22,6 +22,7 @@ from ..data.optional import optional
 from ..errors import DataError, nearest, require
 
 FOLDER = "THINWIRE_MODELS"  # an environment variable: where models lie that are not installed
+Numbers = Literal["float32", "bfloat16"]
 
 
 @dataclass(frozen=True)
@@ -103,27 +104,34 @@ def load_tokenizer(name: str) -> Any:
     return transformers.AutoTokenizer.from_pretrained(model_folder(name), local_files_only=True)
 
 
-def load_base(name: str, classes: int | None = None) -> nn.Module:
-    """A named model, in 32-bit floats: one of texts to continue, or of ``classes`` with a head that is made anew.
+def load_base(name: str, classes: int | None = None, dtype: Numbers | str = "float32") -> nn.Module:
+    """A named model: one of texts to continue, or of ``classes`` with a head that is made anew.
 
-    The head is drawn from torch's generator.
+    The head is drawn from torch's generator. ``dtype`` is that of its numbers: "bfloat16" takes half the memory, and
+    about half the time where the processor multiplies such numbers. Raises ``ValueError`` for another.
     """
+    _check_numbers(dtype)
     transformers, folder = _transformers(name), model_folder(name)
     kind = transformers.AutoModelForCausalLM if classes is None else transformers.AutoModelForSequenceClassification
     about: dict[str, Any] = {} if classes is None else {"num_labels": classes}
     with _quiet(transformers):
-        made: nn.Module = kind.from_pretrained(folder, local_files_only=True, dtype="float32", **about)
+        made: nn.Module = kind.from_pretrained(folder, local_files_only=True, dtype=dtype, **about)
     padding: Any = made.config
     if padding.pad_token_id is None:
         padding.pad_token_id = load_tokenizer(name).pad_token_id
     return made
 
 
-def make_adapted(name: str, classes: int | None = None, rank: int = 32) -> Callable[[], nn.Module]:
+def make_adapted(
+    name: str, classes: int | None = None, rank: int = 32, dtype: Numbers | str = "float32"
+) -> Callable[[], nn.Module]:
     """A function that makes a named model with adapters (LoRA, Hu et al., ICLR 2022, arXiv:2106.09685) of this rank on
     its queries and values. Their factor is 2, so that ``alpha`` is twice the rank; there is no dropout in them.
+
+    ``dtype`` is that of the base, as of :func:`load_base`. Adapters are in 32-bit floats.
     """
     require(rank > 0, f"rank={rank}: an adapter has a rank of at least 1")
+    _check_numbers(dtype)
     model_folder(name)  # raises here, and not under the run's seed
 
     def make() -> nn.Module:
@@ -131,10 +139,15 @@ def make_adapted(name: str, classes: int | None = None, rank: int = 32) -> Calla
         kind = "CAUSAL_LM" if classes is None else "SEQ_CLS"
         targets = list(PRETRAINED[name].targets)
         config = peft.LoraConfig(task_type=kind, r=rank, lora_alpha=2 * rank, target_modules=targets)
-        made: nn.Module = peft.get_peft_model(load_base(name, classes), config)
+        made: nn.Module = peft.get_peft_model(load_base(name, classes, dtype), config)
         return made
 
     return make
+
+
+def _check_numbers(dtype: str) -> None:
+    known = get_args(Numbers)
+    require(dtype in known, f"dtype={dtype!r}: a base is in {' or in '.join(map(repr, known))}{nearest(dtype, known)}")
 
 
 def _package(name: str, known: Pretrained) -> Path:

@@ -83,7 +83,9 @@ class Layer:
 
     def part(self, step: float, mode: int, terms: Int[Tensor, " rank"]) -> CodedLayer:
         """The layer with this step: nothing (0), entries (1) or these terms of it (2)."""
-        return self._entries(step) if mode == 1 else self._terms(step, terms) if mode == 2 and terms.numel() else NOTHING
+        return (
+            self._entries(step) if mode == 1 else self._terms(step, terms) if mode == 2 and terms.numel() else NOTHING
+        )
 
     def _entries(self, step: float) -> CodedLayer:
         y = self.flat / step
