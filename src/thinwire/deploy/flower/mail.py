@@ -17,7 +17,7 @@ AT_ONCE = 32  # requests
 log = logging.getLogger("thinwire")
 
 
-class Reply(NamedTuple):
+class Arrival(NamedTuple):
     """A reply: None where Flower cannot put it together, and when the look began that found it."""
 
     message: Message | None
@@ -41,9 +41,9 @@ class Mail:
         """Look for the reply to this message from now on: the first time after a pause, for no reply is sooner."""
         self.due.append((time.monotonic() + self.pause, sent))
 
-    def wait(self, seconds: float) -> dict[str, Reply]:
+    def wait(self, seconds: float) -> dict[str, Arrival]:
         """The replies that have come, by what they reply to: as soon as there is one, and in so many seconds."""
-        now, replies = time.monotonic(), dict[str, Reply]()
+        now, replies = time.monotonic(), dict[str, Arrival]()
         end = now + seconds
         while True:
             while self.due and self.due[0][0] <= now <= end and self.away < AT_ONCE:
@@ -63,7 +63,7 @@ class Mail:
             if isinstance(pulled, Exception):
                 raise pulled
             if pulled:
-                replies[sent] = Reply(pulled[0], seen)
+                replies[sent] = Arrival(pulled[0], seen)
             else:
                 self.expect(sent)
 

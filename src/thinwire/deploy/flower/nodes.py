@@ -18,7 +18,7 @@ from ..server import Deployment
 from ..watch import Board
 from .awake import Awake
 from .chunks import CHUNK, Chunks
-from .mail import Mail, Reply
+from .mail import Arrival, Mail
 from .post import unpack
 from .roster import Roster
 from .transfer import FINAL, Transfer
@@ -39,7 +39,7 @@ class Nodes(Roster):
         self.waiting: dict[str, tuple[int, float, Transfer | None]] = {}  # message -> client, when it was called
         self.questions: dict[str, int] = {}  # message -> client, of those that were sent last
         self.called: dict[int, float] = {}  # client -> when it was called last
-        self.spare: dict[str, Reply] = {}  # with a buffer, replies that came when that was full
+        self.spare: dict[str, Arrival] = {}  # with a buffer, replies that came when that was full
         self.transfers: dict[int, Transfer] = {}  # client -> its newest call, where that or its answer may be large
         self.bills = dict[tuple[int, Direction], tuple[int, int]]()  # of this round's transfers: framing, retries
         self.calls: dict[int, bytes] = {}  # client -> its newest call, where that goes as one message
@@ -306,7 +306,7 @@ class Nodes(Roster):
         self.run.hear_loss(client, data)
         return True
 
-    def hear(self, client: int, reply: Reply) -> None:
+    def hear(self, client: int, reply: Arrival) -> None:
         """Hand in the answer to a question."""
         message = reply.message
         if message is None or message.has_error():
