@@ -234,6 +234,9 @@ def test_more_chunks_than_a_message_has_are_refused(tmp_path: Path) -> None:
             reply(frame.write(), tmp_path, lambda call: (b"never", 0.0))
     with pytest.raises(WireError, match="the chunks that their digests name"):
         reply(Frame("chunk", names[:2], b"c" * 200, 1).write(), tmp_path, lambda call: (b"never", 0.0))
+    for place in (1 << 32, (1 << 32) - 1, 1 << 70):  # two chunks, of which the second has no place
+        with pytest.raises(WireError, match="at most 3 chunks"):
+            reply(Frame("chunk", names[:2], b"c" * 200, place).write(), tmp_path, lambda call: (b"never", 0.0))
     assert Chunks(tmp_path).names() == set()
 
 

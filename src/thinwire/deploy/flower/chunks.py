@@ -15,6 +15,7 @@ from ...errors import WireError, check
 
 CHUNK = 1 << 21  # bytes: four seconds at 4 Mbit/s
 MOST = 16  # chunks in a message: 32 MiB, which server, SuperLink and client each hold in memory
+PLACES = 1 << 32  # of chunks in a blob
 MAGIC = b"\0thinwire\0"  # no call and no answer begins so
 DIGEST = 16  # bytes
 LONGEST = 1 << 20  # bytes of a header
@@ -92,7 +93,7 @@ class Chunks:
 
     def keep(self, frame: Frame) -> dict[str, int]:
         """Keep the chunks of a message; the bytes of each. Raises ``WireError`` where a digest says otherwise."""
-        check(0 < len(frame.body) <= MOST * CHUNK and frame.size < 1 << 32, f"at most {MOST} chunks")
+        check(0 < len(frame.body) <= MOST * CHUNK and frame.size <= PLACES - MOST, f"at most {MOST} chunks")
         pieces = cut(frame.body, frame.size)
         check(list(pieces) == frame.chunks, "the chunks that their digests name")
         for name, piece in pieces.items():
