@@ -326,3 +326,6 @@ def test_whatever_is_killed_and_cut_the_model_is_that_of_the_replies_that_came(t
     absent = sum(3 - len(clients) for clients in came.values())
     happened = sum(float(cut.split(":")[1]) < hub["wall_s"] for cut in cuts[1::2])
     print(f"{rounds} rounds, {len(killed) - 1} kills, {happened} cuts, {absent} answers lost")
+    if folder := os.environ.get("THINWIRE_RESULTS"):
+        counts = {"kills": len(killed) - 1, "cuts": happened, "answers_lost": absent, "seconds": hub["wall_s"]}
+        result({"run": "killed", "rounds": rounds, "method": expression}, counts, folder, "whatever_is_killed", "soak")
