@@ -111,7 +111,7 @@ class Transfer:
 
     def __init__(self, call: bytes, most: int, chunks: Chunks, bill: Bill = lambda way, framing, retries: None) -> None:
         self.call, self.most, self.kept, self.bill = cut(call), most, chunks, bill
-        self.size, self.places = len(call), {name: index for index, name in enumerate(self.call)}
+        self.size = len(call)
         self.offered, self.asked = False, False  # whether the client was told of the call, and has said what is missing
         self.come = 0  # bytes of the answer's chunks
         self.tried = set[tuple[str, str]]()  # kinds of messages that were sent, and a chunk that each was about
@@ -140,7 +140,7 @@ class Transfer:
             return []  # to a node that is away it would be sent for nothing
         rate = round(max(rate, self.rates["up"]), 3)
         if self.whole is not None:
-            wanted = [(names, first) for names, first in self.batches(self.wanted, self.whole.chunks, "up")]
+            wanted = self.batches(self.wanted, self.whole.chunks, "up")
             return [(("want", names), Frame("want", [*names], b"", first, rate).write()) for names, first in wanted]
         chunks = list[tuple[About, bytes]]()
         for names, first in self.batches(self.sending, list(self.call), "down"):
