@@ -77,7 +77,7 @@ def main() -> None:
     line |= {"versions": record.versions("flwr"), **record.code()}
     print(json.dumps(line))
     if options.into:
-        record.replace(options.into, line, key)
+        record.replace(options.into, line, key | {"versions": line["versions"]})  # each version of flwr has a line
 
 
 if __name__ == "__main__":

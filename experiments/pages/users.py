@@ -166,8 +166,9 @@ def idle() -> list[str]:
     rows = []
     for line in results.lines:
         seconds = [f"{line[f'{name}_median']:.2f} s" for name in ("flower", "thinwire")]
-        rows.append([where(line), str(line["rounds"]), f"{line['load']:.1f}", *seconds, f"{line['ratio']:.2f}"])
-    head = ["processor", "rounds", "load before", "Flower's own FedAvg", "LBGM's scalars", "ratio"]
+        about = [where(line), line["versions"]["flwr"], str(line["rounds"]), f"{line['load']:.1f}"]
+        rows.append([*about, *seconds, f"{line['ratio']:.2f}"])
+    head = ["processor", "flwr", "rounds", "load before", "Flower's own FedAvg", "LBGM's scalars", "ratio"]
     return markdown(head, rows, (0,))
 
 
