@@ -1539,7 +1539,7 @@ def test_what_the_page_of_everyday_tasks_says_in_words_is_in_its_lines():
 
 def test_what_the_page_of_a_real_federation_says_of_cuts_is_in_its_line():
     page = said("docs/measured/federation.md")
-    lines = {(line["run"], line["model_bytes"]): line for line in written("benchmarks/results/soak.jsonl")}
+    lines = {(line["run"], line.get("model_bytes")): line for line in written("benchmarks/results/soak.jsonl")}
     cut = lines["cut", 7_584_000]
     assert (cut["rounds"], cut["mbit"], cut["cut"], cut["cuts"]) == (2, 40, 10.0, 2 * 3)
     assert f"a model of {cut['model_bytes'] / 1e6:.1f} MB" in page
@@ -1562,6 +1562,10 @@ def test_what_the_page_of_a_real_federation_says_of_cuts_is_in_its_line():
         assert auto["most_both_ways"] <= 0.01 * size
         first, *others = (f"{seconds:.0f}" for seconds in auto["seconds"])
         assert f"the rounds {first}, {' and '.join(others)} seconds" in page
+    killed = lines["killed", None]
+    counts = f"{killed['kills']} kills and {killed['cuts']} cuts, in {killed['seconds'] / 60:.0f} minutes"
+    assert f"{killed['rounds']} rounds, with {counts}, in which {killed['answers_lost']} of" in page
+    assert f"{3 * killed['rounds']} answers were lost" in page
 
 
 def test_what_the_page_of_speed_says_in_words_is_in_its_lines():

@@ -14,13 +14,14 @@ from thinwire.params import Layout, Params
 from . import Line, markdown, read, table
 
 COMMAND = "python experiments/local_steps/shakespeare.py"
+FILE = "experiments/local_steps/results/shakespeare.jsonl"
 COLUMNS = {(2, 600): "2 ranks, 600 steps", (4, 600): "4 ranks, 600 steps", (2, 1500): "2 ranks, 1,500 steps"}
 
 
 def trained() -> dict[tuple[str, int, int], dict[int, Line]]:
     """Lines by row, ranks and steps, and then by seed."""
     lines_of: dict[tuple[str, int, int], dict[int, Line]] = {}
-    for line in read("experiments/local_steps/results/shakespeare.jsonl", COMMAND).all(width=128, lr=0.004):
+    for line in read(FILE, COMMAND).all(width=128, lr=0.004):
         lines_of.setdefault((line["row"], line["ranks"], line["steps"]), {})[line["seed"]] = line
     return lines_of
 
@@ -58,6 +59,34 @@ def local_steps() -> list[str]:
     return markdown(head, rows, (0,))
 
 
+FARTHER: dict[str, Line] = {
+    "8 ranks, 600 steps": {"ranks": 8, "steps": 600, "width": 128},
+    "2 ranks, 3,000 steps": {"ranks": 2, "steps": 3000, "width": 128},
+    "4 M parameters, 2 ranks, 800 steps": {"ranks": 2, "steps": 800, "width": 256},
+    "the same, 3,000 steps": {"ranks": 2, "steps": 3000, "width": 256},
+}
+
+
+@table
+def local_steps_farther() -> list[str]:
+    by_column = dict[str, dict[str, Line]]()
+    for name, about in FARTHER.items():
+        lines = {line["row"]: line for line in read(FILE, COMMAND).lines if about.items() <= line.items()}
+        by_column |= {name: lines} if "dense" in lines else {}
+    rows = []
+    for row in dict.fromkeys(row for lines in by_column.values() for row in lines):
+        cells = []
+        for lines in by_column.values():
+            line, dense = lines.get(row), lines["dense"]
+            if line is None:
+                cells.append("")
+                continue
+            small = f"1/{line['dense_bytes'] / line['bytes_up']:,.0f}"
+            cells.append(f"{line['loss']:.3f}" if row == "dense" else f"{line['loss'] - dense['loss']:+.3f}, {small}")
+        rows.append([f"`{row}`" if "(" in row else row, *cells])
+    return markdown(["method", *by_column], rows, (0,))
+
+
 def published(layout: Layout) -> tuple[int, float]:
     """The entries that SparseLoCo keeps of a model, and its message in bytes as the paper counts.
 
@@ -73,7 +102,7 @@ def published(layout: Layout) -> tuple[int, float]:
 @table
 def local_steps_message() -> list[str]:
     rows = []
-    lines = read("experiments/local_steps/results/shakespeare.jsonl", COMMAND).lines
+    lines = read(FILE, COMMAND).lines
     for width, depth in sorted({(line["width"], line["depth"]) for line in lines}):
         of = [line for line in lines if (line["row"], line["width"]) == ("SparseLoCo(20)", width)]
         model = models.char_transformer(context=64, width=width, depth=depth)
