@@ -269,6 +269,10 @@ def test_the_figures_of_the_readme_and_of_the_page_of_all_that_was_measured_are_
         assert given in text
         assert f"after 600 steps {loss} that of dense training, {dense[3]}" in text.replace("After 600", "after 600")
     assert all(row[0] == row[1] for row in (dense, thin, plain))  # each way
+    large = {row[1].strip(): row[2].strip() for row in lines_of_table("local-steps-farther")}
+    both = [large[name].removeprefix("+").split(", ") for name in ("`DetachedLoCo(20)`", "`LocalSGD(20)`")]
+    farther = f"the two are {both[0][0]} and {both[1][0]} above, at {both[0][1]} and {both[1][1]} of the bytes"
+    assert f"With 4 M parameters, 800 steps and one seed {farther}" in overview
     assert f"`LocalSGD(20)`, {plain[0]} bytes each way, it is {plain[3].lstrip('+')} above" in overview
     found = {row[1]: row for row in lines_of_table("ddp-time")}
     thin, dense = found[" `DEFA(64)` "], found[" `Hook(Dense())` "]
