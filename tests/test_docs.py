@@ -269,8 +269,12 @@ def test_the_figures_of_the_readme_and_of_the_page_of_all_that_was_measured_are_
         assert given in text
         assert f"after 600 steps {loss} that of dense training, {dense[3]}" in text.replace("After 600", "after 600")
     assert all(row[0] == row[1] for row in (dense, thin, plain))  # each way
-    large = {row[1].strip(): row[2].strip() for row in lines_of_table("local-steps-farther")}
-    both = [large[name].removeprefix("+").split(", ") for name in ("`DetachedLoCo(20)`", "`LocalSGD(20)`")]
+    far = [[cell.strip() for cell in row] for row in lines_of_table("local-steps-farther")]
+    large, long = (far[0].index(name) for name in ("4 M parameters, 2 ranks, 800 steps", "2 ranks, 3,000 steps"))
+    cells = {row[1]: row for row in far}
+    thin = cells["`DetachedLoCo(20)`"]
+    both = [re.split(r" \(1\), ", row[large].removeprefix("+")) for row in (thin, cells["`LocalSGD(20)`"])]
+    assert f"After 3,000 steps it ends level with dense training: {thin[long].split(',')[0]} over it" in overview
     farther = f"the two are {both[0][0]} and {both[1][0]} above, at {both[0][1]} and {both[1][1]} of the bytes"
     assert f"With 4 M parameters, 800 steps and one seed {farther}" in overview
     assert f"`LocalSGD(20)`, {plain[0]} bytes each way, it is {plain[3].lstrip('+')} above" in overview

@@ -69,20 +69,21 @@ FARTHER: dict[str, Line] = {
 
 @table
 def local_steps_farther() -> list[str]:
-    by_column = dict[str, dict[str, Line]]()
+    by_column = dict[str, dict[str, dict[int, Line]]]()
     for name, about in FARTHER.items():
-        lines = {line["row"]: line for line in read(FILE, COMMAND).lines if about.items() <= line.items()}
-        by_column |= {name: lines} if "dense" in lines else {}
+        rows_of = dict[str, dict[int, Line]]()
+        for line in read(FILE, COMMAND).lines:
+            if about.items() <= line.items():
+                rows_of.setdefault(line["row"], {})[line["seed"]] = line
+        by_column |= {name: rows_of} if "dense" in rows_of else {}
     rows = []
-    for row in dict.fromkeys(row for lines in by_column.values() for row in lines):
+    for row in dict.fromkeys(row for rows_of in by_column.values() for row in rows_of):
         cells = []
-        for lines in by_column.values():
-            line, dense = lines.get(row), lines["dense"]
-            if line is None:
-                cells.append("")
-                continue
-            small = f"1/{line['dense_bytes'] / line['bytes_up']:,.0f}"
-            cells.append(f"{line['loss']:.3f}" if row == "dense" else f"{line['loss'] - dense['loss']:+.3f}, {small}")
+        for rows_of in by_column.values():
+            lines, dense = rows_of.get(row, {}), rows_of["dense"]
+            small = "".join(f", 1/{line['dense_bytes'] / line['bytes_up']:,.0f}" for line in [*lines.values()][:1])
+            losses = spread((line["loss"] for line in lines.values()), "")
+            cells.append(losses if row == "dense" else spread(over(lines, dense)) + small)
         rows.append([f"`{row}`" if "(" in row else row, *cells])
     return markdown(["method", *by_column], rows, (0,))
 
