@@ -274,7 +274,7 @@ def test_the_figures_of_the_readme_and_of_the_page_of_all_that_was_measured_are_
     cells = {row[1]: row for row in far}
     thin = cells["`DetachedLoCo(20)`"]
     both = [re.split(r" \(1\), ", row[large].removeprefix("+")) for row in (thin, cells["`LocalSGD(20)`"])]
-    assert f"After 3,000 steps it ends level with dense training: {thin[long].split(',')[0]} over it" in overview
+    assert f"`DetachedLoCo(20)` ends level with dense training: {thin[long].split(',')[0]} over it" in overview
     farther = f"the two are {both[0][0]} and {both[1][0]} above, at {both[0][1]} and {both[1][1]} of the bytes"
     assert f"With 4 M parameters, 800 steps and one seed {farther}" in overview
     assert f"`LocalSGD(20)`, {plain[0]} bytes each way, it is {plain[3].lstrip('+')} above" in overview

@@ -54,7 +54,7 @@ from thinwire.problem import Problem
 CLIENTS, SAMPLE, STEPS, RANK, LENGTH, TESTED = 20, 2, 10, 32, 64, 2000
 INTO = Path(__file__).parent / "results" / "adapters.jsonl"
 ADAPTERS = {"minilm": 296_452, "smollm2": 1_843_200}  # trained parameters; of AG News, with the head of four classes
-BASE = "bfloat16"  # what is frozen; the adapters are in 32 bits
+BASE = "bfloat16"  # the model's numbers; the adapters are in 32 bits
 WHOLE = 22_714_756  # parameters of MiniLM with that head
 
 

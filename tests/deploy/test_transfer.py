@@ -199,7 +199,9 @@ def test_a_part_that_a_disk_has_damaged_is_sent_again(tmp_path: Path) -> None:
     assert asked.kind == "missing"
 
 
-def sent(call: bytes, seconds: Iterable[float | None], monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+def places_of_messages(
+    call: bytes, seconds: Iterable[float | None], monkeypatch: pytest.MonkeyPatch
+) -> list[list[int]]:
     """The places of the chunks of each message of a call, whose replies take so many seconds; None: it is lost."""
     now, messages = 0.0, list[list[int]]()
     monkeypatch.setattr("time.monotonic", lambda: now)
@@ -223,7 +225,7 @@ def sent(call: bytes, seconds: Iterable[float | None], monkeypatch: pytest.Monke
 
 def test_messages_grow_while_they_are_quick_and_are_short_after_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfer, "MOST", 4)
-    messages = sent(b"c" * 3000, [1.0, 1.0, 1.0, None, 1.0, 1.0, 11.0, 11.0, 11.0, 3.0], monkeypatch)
+    messages = places_of_messages(b"c" * 3000, [1.0, 1.0, 1.0, None, 1.0, 1.0, 11.0, 11.0, 11.0, 3.0], monkeypatch)
     assert messages == [[0], [1, 2], [3], [5, 6, 7, 8], [5], [6, 7], [8, 9, 10, 11], [12, 13], [14], [15]]
 
 

@@ -83,6 +83,8 @@ def test_numbers_that_no_base_is_in_are_refused(models: Path) -> None:
             make("tiny", 3, dtype="bfloat61")
     with pytest.raises(ValueError, match="dtype='bfloat16' is of a model by name: give your own model in it"):
         hf.standard(NEWS, bert(num_labels=3), tokenizer=Letters(), dtype="bfloat16")
+    with pytest.raises(ValueError, match="rank=4 is of a model by name: give your own model with its adapters"):
+        hf.standard(NEWS, bert(num_labels=3), tokenizer=Letters(), rank=4)
 
 
 def test_what_is_missing_or_another_model_is_said_with_what_to_do(models: Path) -> None:

@@ -28,6 +28,7 @@ TEXTS: dict[str, Callable[..., Texts]] = {
 """A set's loader of texts by its name."""
 
 LENGTH = 64  # tokens of a row
+RANK = 32  # of adapters
 
 
 def load_texts(name: str, data_dir: str | Path | None = None, download: bool = True) -> Texts:
@@ -66,7 +67,7 @@ def standard(
     split: Split | None = None,
     seed: int = 0,
     holdout: float = 0.0,
-    rank: int = 32,
+    rank: int = RANK,
     length: int = LENGTH,
     dtype: Numbers | str = "float32",
     data_dir: str | Path | None = None,
@@ -98,6 +99,7 @@ def standard(
         model = make_adapted(model, given.num_classes, rank, dtype)
     else:
         require(dtype == "float32", f"dtype={dtype!r} is of a model by name: give your own model in it")
+        require(rank == RANK, f"rank={rank} is of a model by name: give your own model with its adapters")
     columns, test = ({"text": texts} for texts in (given.texts, given.test_texts))
     labels = {} if causal else {"label": given.labels}, {} if causal else {"label": given.test_labels}
     return problem(

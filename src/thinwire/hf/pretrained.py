@@ -107,8 +107,8 @@ def load_tokenizer(name: str) -> Any:
 def load_base(name: str, classes: int | None = None, dtype: Numbers | str = "float32") -> nn.Module:
     """A named model: one of texts to continue, or of ``classes`` with a head that is made anew.
 
-    The head is drawn from torch's generator. ``dtype`` is that of its numbers: "bfloat16" takes half the memory, and
-    about half the time where the processor multiplies such numbers. Raises ``ValueError`` for another.
+    The head is drawn from torch's generator. ``dtype`` is that of its numbers: "bfloat16" takes half the memory. Raises
+    ``ValueError`` for another.
     """
     _check_numbers(dtype)
     transformers, folder = _transformers(name), model_folder(name)

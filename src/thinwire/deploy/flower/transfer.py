@@ -10,8 +10,8 @@ has received it keeps it on disk until the blob is whole. For a call the server 
    the digests of its chunks, ``whole``;
 4. ``want``: the digests of some chunks of the answer, neighbours, which the client sends.
 
-A message of Flower's takes a second whatever is in it. So the first has one chunk, and while messages take less than
-``QUICK`` seconds the next has twice as many.
+A message costs Flower requests and looks whatever is in it. So the first has one chunk, and while messages take less
+than ``QUICK`` seconds the next has twice as many.
 
 An offer that comes again is answered from what is kept: the client does not train twice for one call, and a server that
 was killed, and offers the same call again, sends and fetches only what is missing. What is sent again after a cut is at
