@@ -60,10 +60,10 @@ def local_steps() -> list[str]:
 
 
 FARTHER: dict[str, Line] = {
-    "8 ranks, 600 steps": {"ranks": 8, "steps": 600, "width": 128},
-    "2 ranks, 3,000 steps": {"ranks": 2, "steps": 3000, "width": 128},
-    "4 M parameters, 2 ranks, 800 steps": {"ranks": 2, "steps": 800, "width": 256},
-    "the same, 3,000 steps": {"ranks": 2, "steps": 3000, "width": 256},
+    "8 ranks, 600 steps": {"ranks": 8, "steps": 600, "width": 128, "lr": 0.004},
+    "2 ranks, 3,000 steps": {"ranks": 2, "steps": 3000, "width": 128, "lr": 0.004},
+    "4 M parameters, 2 ranks, 800 steps": {"ranks": 2, "steps": 800, "width": 256, "lr": 0.002},
+    "the same, 3,000 steps": {"ranks": 2, "steps": 3000, "width": 256, "lr": 0.002},
 }
 
 

@@ -128,7 +128,8 @@ def make_adapted(
     """A function that makes a named model with adapters (LoRA, Hu et al., ICLR 2022, arXiv:2106.09685) of this rank on
     its queries and values. Their factor is 2, so that ``alpha`` is twice the rank; there is no dropout in them.
 
-    ``dtype`` is that of the base, as of :func:`load_base`. Adapters are in 32-bit floats.
+    ``dtype`` is that of the base, as of :func:`load_base`. Adapters are in 32-bit floats. A head of classes
+    is in the base's numbers, and steps are made on a copy of it in 32-bit floats.
     """
     require(rank > 0, f"rank={rank}: an adapter has a rank of at least 1")
     _check_numbers(dtype)

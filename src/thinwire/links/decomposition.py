@@ -38,7 +38,7 @@ class Layer:
             torch.zeros(0, dtype=torch.float32, device="cpu"),
             torch.zeros(0, 0, dtype=torch.float32, device="cpu"),
         )  # terms are rows
-        self.chosen: tuple[Tensor, Tensor, NDArray[np.float32], Tensor] | None = None  # terms' positions, and they
+        self.chosen: tuple[Tensor, Tensor, NDArray[np.float32], Tensor] | None = None  # places of terms; u, s, v there
         self.done = self.most == 0
 
     def decompose(self, more: int) -> None:
@@ -83,9 +83,9 @@ class Layer:
 
     def part(self, step: float, mode: int, terms: Int[Tensor, " rank"]) -> CodedLayer:
         """The layer with this step: nothing (0), entries (1) or these terms of it (2)."""
-        return (
-            self._entries(step) if mode == 1 else self._terms(step, terms) if mode == 2 and terms.numel() else NOTHING
-        )
+        if mode == 1:
+            return self._entries(step)
+        return self._terms(step, terms) if mode == 2 and terms.numel() else NOTHING
 
     def _entries(self, step: float) -> CodedLayer:
         y = self.flat / step
