@@ -30,8 +30,8 @@ rounds, is trained in whole, and its served average is what stands beside Auto's
   upwards alone by recycling.
 
 They and others whose broadcasts are dense are trained at their own bytes, on Fashion-MNIST alone, for the picture.
-``Auto, detached`` is Auto at its two least budgets with clients that begin ahead by a half of what they owe
-(``Detached``), on that set too.
+``Auto, detached`` is Auto with clients that begin ahead by a half of what they owe (``Detached``). At its four budgets,
+the least that there are, Auto without it is trained on all sets too.
 
 What says most comes first: FedAvg and ``Auto(0.01)`` on all sets, ``Auto(0.002)`` for twice the rounds and the other
 budgets, the rivals on all sets with seed 0, and the best of them with two seeds more. Minutes are those of one idle
@@ -325,7 +325,7 @@ METHODS: dict[str, Way] = {  # beside settings of rivals: percent of FedAvg's by
     "FLSS": Way(each(flss, 8), 1.1),
     "FedPM": Way(each(fedpm, 1), 2.0, rates=(0.03, 0.1, 0.3)),
     "DeComFL": Way(each(decomfl, 100), 2.5, rates=(0.0003, 0.001, 0.003)),
-    "Auto, detached": Way(each(detached, 0.001, 0.002), 1.4),
+    "Auto, detached": Way(each(detached, 0.001, 0.002, 0.004, 0.01), 1.4),
 }
 RIVALS = [row for row, way in METHODS.items() if way.rival]
 
@@ -381,7 +381,9 @@ def arms() -> list[Arm]:
         found.append(replace(some[0], row="the best of the rivals", best_of=some, by=0, seeds=more))
     found += [arm(fashion, row, name, (0,)) for row, way in others for name in way.settings]
     found += [arm(fashion, "Auto", name, more) for name in budgets]
-    found += [arm(fashion, "Auto, detached", name, (0, 1)) for name in METHODS["Auto, detached"].settings]
+    pairs = [(name, group) for name in ("0.002", "0.001", "0.004", "0.01") for group in GROUPS]
+    for seeds in (0,), more:
+        found += [arm(group, row, name, seeds) for name, group in pairs for row in ("Auto, detached", "Auto")]
     return list(found)
 
 
