@@ -49,7 +49,14 @@ ROWS: dict[str, ddp.Method] = {
     "SparseLoCo(20), outer rate 2": ddp.SparseLoCo(20, outer=tw.SGD(2.0)),
     "DetachedLoCo(20)": ddp.DetachedLoCo(20),
     "DetachedLoCo(20), outer rate 2": ddp.DetachedLoCo(20, outer=tw.SGD(2.0)),
-    "DetachedLoCo(20, lam=0.7)": ddp.DetachedLoCo(20, lam=0.7),
+    "DetachedLoCo(20, decay=0.95)": ddp.DetachedLoCo(20, decay=0.95),
+    "DetachedLoCo(20, lam=0.0): not detached": ddp.DetachedLoCo(20, lam=0.0),
+    "DetachedLoCo(20) with SparseLoCo's messages": ddp.DEFA(
+        tw.ChunkTopK(64, values=tw.Bins(4)), lam=0.5, steps=20, decay=0.8, count="senders", outer=tw.SGD(2.5)
+    ),
+    "SparseLoCo(20) with the messages of DetachedLoCo": ddp.EF(
+        tw.TopK(0.014, values=tw.Bins(4)), steps=20, decay=0.95, count="senders"
+    ),
     "DEF(TransformCoding(33400), steps=20)": ddp.DEF(tw.TransformCoding(33_400), steps=20),
     "DEF(TransformCoding(3340), steps=20)": ddp.DEF(tw.TransformCoding(3_340), steps=20),
     "DEF(TransformCoding(3340), lam=0.7, steps=20)": ddp.DEF(tw.TransformCoding(3_340), lam=0.7, steps=20),

@@ -106,10 +106,10 @@ class Team:
 # -- identities ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("ranks", "rate"), [(1, 2.0), (2, 2.0), (3, 1.632993161855452), (8, 1.0)])
+@pytest.mark.parametrize(("ranks", "rate"), [(1, 2.5), (2, 2.5), (4, 2.5), (5, 2.0)])
 def test_the_outer_rate_of_detached_loco_goes_with_the_number_of_ranks(ranks, rate):
-    link = tw.ChunkTopK(64, values=tw.Bins(4))
-    written = DEFA(link, lam=0.5, steps=3, decay=0.95, count="senders", outer=tw.SGD(rate))
+    link = tw.TopK(0.014, values=tw.Bins(4))
+    written = DEFA(link, lam=0.5, steps=3, decay=0.8, count="senders", outer=tw.SGD(rate))
     ours, theirs = Team(DetachedLoCo(3), ranks).run(7), Team(written, ranks).run(7)
     assert torch.equal(ours.x, theirs.x)
     assert torch.equal(ours.e(), theirs.e())
@@ -562,7 +562,7 @@ def test_demo_has_one_rate():
         "DiLoCo(30, link=Bins(4))",
         "StreamingDiLoCo(100, fragments=2, delay=3)",
         "SparseLoCo(20)",
-        "DetachedLoCo(20, k=32)",
+        "DetachedLoCo(20, share=0.01)",
         "DeMo(32)",
         "DisTrO(4)",
         "DEF(TransformCoding(1672), steps=20)",
