@@ -65,6 +65,7 @@ ROWS: dict[str, ddp.Method] = {
     "LocalSGD(20), Muon": ddp.LocalSGD(20),
     "DEF(TransformCoding(33400), steps=20), Muon": ddp.DEF(tw.TransformCoding(33_400), steps=20),
     "DiLoCo(20, Bins(4)), Muon: MuLoCo": ddp.DiLoCo(20, tw.Bins(4)),
+    "DetachedLoCo(20, share=0.1, outer=SGD(1.2)), Muon": ddp.DetachedLoCo(20, share=0.1, outer=tw.SGD(1.2)),
     "DEFA(Bins(4), lam=0.5, steps=20), Muon": ddp.DEFA(tw.Bins(4), lam=0.5, steps=20),
 }
 """Each row's method."""
