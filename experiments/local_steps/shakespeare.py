@@ -49,6 +49,7 @@ ROWS: dict[str, ddp.Method] = {
     "SparseLoCo(20), outer rate 2": ddp.SparseLoCo(20, outer=tw.SGD(2.0)),
     "DetachedLoCo(20)": ddp.DetachedLoCo(20),
     "DetachedLoCo(20), outer rate 2": ddp.DetachedLoCo(20, outer=tw.SGD(2.0)),
+    "DetachedLoCo(20, share=0.0043)": ddp.DetachedLoCo(20, share=0.0043),
     "DetachedLoCo(20, decay=0.95)": ddp.DetachedLoCo(20, decay=0.95),
     "DetachedLoCo(20, lam=0.0): not detached": ddp.DetachedLoCo(20, lam=0.0),
     "DetachedLoCo(20) with SparseLoCo's messages": ddp.DEFA(

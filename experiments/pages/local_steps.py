@@ -77,7 +77,7 @@ def local_steps_farther() -> list[str]:
                 rows_of.setdefault(line["row"], {})[line["seed"]] = line
         by_column |= {name: rows_of} if "dense" in rows_of else {}
     rows = []
-    for row in dict.fromkeys(row for rows_of in by_column.values() for row in rows_of):
+    for row in dict.fromkeys(["dense", *(row for rows_of in by_column.values() for row in rows_of)]):
         cells = []
         for rows_of in by_column.values():
             lines, dense = rows_of.get(row, {}), rows_of["dense"]
