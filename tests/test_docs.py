@@ -271,6 +271,7 @@ def test_the_figures_of_the_readme_and_of_the_page_of_all_that_was_measured_are_
         assert given in text
         assert f"after 600 steps {loss} that of dense training, {dense[3]}" in text.replace("After 600", "after 600")
     assert all(row[0] == row[1] for row in (dense, thin, plain))  # each way
+    assert f"With four ranks 600 steps cost {thin[4]}." in overview
     far = [[cell.strip() for cell in row] for row in lines_of_table("local-steps-farther")]
     large, long = (far[0].index(name) for name in ("4 M parameters, 2 ranks, 800 steps", "2 ranks, 3,000 steps"))
     cells = {row[1]: row for row in far}
