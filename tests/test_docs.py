@@ -321,6 +321,8 @@ def test_what_the_page_of_local_steps_says_in_words_is_in_its_table():
     parts = "(20, lam=0.0): not detached", "(20, decay=0.95)", "(20) with SparseLoCo's messages"
     assert all(over(f"DetachedLoCo{part}", few) > over("DetachedLoCo(20)", few) for part in parts)
     assert over("SparseLoCo(20) with the messages of DetachedLoCo", few) < over("SparseLoCo(20)", few)
+    alone = over("DetachedLoCo(20, lam=0.0): not detached", few)  # "most of the lead is theirs"
+    assert over("SparseLoCo(20)", few) - alone > 2 * (alone - over("DetachedLoCo(20)", few)) > 0
 
 
 def test_what_the_decision_on_auto_says_of_views_is_in_the_results():
