@@ -859,7 +859,8 @@ def test_layers_computed_in_32_bits_and_rounded_are_those_of_bfloat16(
 
 def test_every_claim_compares_rows_that_its_script_trains() -> None:
     with alone([str(ROOT / "experiments/tables.py")]):
-        from pages.claims import CLAIMS, PAPERS, SITES
+        from pages.claims import CLAIMS, PAPERS
+        from pages.papers.fedsm import SITES
     scripts = {"personal": "retina", "dsp": "train"}
     for group in PAPERS:
         path = str(ROOT / f"experiments/{group}/{scripts.get(group, 'claims')}.py")
@@ -1017,28 +1018,31 @@ def test_the_curve_of_bytes_both_ways_lists_its_trainings_and_is_drawn_from_its_
     assert [name for name in ("FedAvg", "Auto", "LBGM") if f">{name}<" in drawn] == ["FedAvg", "Auto"]
     with alone([str(ROOT / "experiments/onepercent/curve.py")]):
         import curve
+        import groups
+        import methods
+        import picture
 
-        shown = curve.digest(curve.drawable(curve.record.read(curve.INTO), ["Fashion-MNIST"]))
+        shown = picture.digest(picture.drawable(curve.record.read(curve.INTO), ["Fashion-MNIST"]))
         assert shown in (ROOT / "docs/methods/one-percent.svg").read_text(), "draw the picture of the README again"
-        assert curve.points(lines, "Fashion-MNIST")["Auto"] == [
+        assert picture.points(lines, "Fashion-MNIST")["Auto"] == [
             (20.0, [pytest.approx(68), pytest.approx(70)], [pytest.approx(73), pytest.approx(73)]),
             (200.0, [pytest.approx(70), pytest.approx(72)], [pytest.approx(75), pytest.approx(75)]),
         ]
         other = [line | {"rate": 0.1, "accuracy_mean_of_last_5": 0.8} for line in lines if line["row"] == "Auto, 0.1"]
-        assert curve.points([*lines, *other], "Fashion-MNIST")["Auto"][1][1] == [80, 80]  # the better rate is the one
+        assert picture.points([*lines, *other], "Fashion-MNIST")["Auto"][1][1] == [80, 80]  # the better rate is the one
 
         def settings(arm) -> list:
             return [arm, *(each for one in arm.best_of for each in settings(one))]
 
         assert all(one.key(0.05, 0)["expression"] for arm in curve.arms() for one in settings(arm))
-        assert {group.name: curve.kernels(group) for group in curve.GROUPS} == {
+        assert {group.name: groups.kernels(group) for group in groups.GROUPS} == {
             "Fashion-MNIST": 4,
             "CIFAR-10": 4,
             "EMNIST letters": 4,
             "Shakespeare": 11,
         }
-        for group in curve.GROUPS:
-            best = [curve.best(group, row, (0,)) for row in curve.RIVALS]
+        for group in groups.GROUPS:
+            best = [curve.best(group, row, (0,)) for row in methods.RIVALS]
             assert [len(one.best_of) for one in best] == [3] * 6
 
 

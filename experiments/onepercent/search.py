@@ -37,14 +37,14 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-import curve
+import groups
 import units
 from arms import SEEDS, Arm, Federated
 
 import thinwire as tw
 from thinwire.problem import Problem
 
-FASHION = curve.GROUPS[0]
+FASHION = groups.GROUPS[0]
 SETTING, ROUNDS, SAMPLE = FASHION.setting(), FASHION.rounds, FASHION.sample
 VISIT = 46_560  # bytes up and down, of two times 582,026 numbers of 4 bytes
 MISSED = 8.2  # messages of a stream that a client gets in a visit, on average, where ten of a hundred take part
@@ -53,7 +53,7 @@ Making = Callable[[float, int], tw.Algorithm]
 
 
 def problem(seed: int) -> Problem:
-    return curve.problem(FASHION, seed)
+    return groups.problem(FASHION, seed)
 
 
 def few(seed: int) -> Problem:

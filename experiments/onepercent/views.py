@@ -24,7 +24,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-import curve
+import groups
 import record
 import torch
 
@@ -42,9 +42,9 @@ def square(x: tw.Params) -> float:
     return float(x.norm()) ** 2
 
 
-def models(group: curve.Group, link: tw.Link) -> tuple[list[tw.Params], tw.Params]:
+def models(group: groups.Group, link: tw.Link) -> tuple[list[tw.Params], tw.Params]:
     """The server's models after every round, and the mean update of four clients in round 1."""
-    problem = curve.problem(group, SEED)
+    problem = groups.problem(group, SEED)
     method = tw.FedAvg(tw.LocalSGD(RATES[group.name]), up=tw.ErrorFeedback(link))
 
     def begun(sample: int) -> Simulation:
@@ -67,8 +67,8 @@ def sent(link: tw.Link, x: tw.Params) -> tw.Params:
     return link.send(x, link.open(x)[0], tw.Key(0))[1]
 
 
-def measure(group: curve.Group) -> dict[str, float]:
-    link = tw.TransformCoding(round(0.01 * 4 * curve.size(group)))
+def measure(group: groups.Group) -> dict[str, float]:
+    link = tw.TransformCoding(round(0.01 * 4 * groups.size(group)))
     x, first = models(group, link)
     views, seen = [x[0]] * group.clients, [0] * group.clients
     draws = torch.Generator().manual_seed(SEED)
@@ -100,7 +100,7 @@ def main() -> None:
     parser.add_argument("--into", type=Path, default=INTO)
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    for group in curve.GROUPS:
+    for group in groups.GROUPS:
         key = {**group.setting(), "rate": RATES[group.name], "seed": SEED, "rounds": ROUNDS}
         line = record.found(asked.into, key)
         if line is None:

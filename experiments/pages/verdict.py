@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from . import ROOT, Line, of_best_rate, personal, pipelined, read
 
@@ -18,6 +19,7 @@ UNTRIED = "not tried yet fairly"
 LEAST, LITTLE = 0.5, 0.2  # points: a difference that appears, or that is there in kind, is no smaller
 SAVED, IN_KIND = 0.8, 0.5  # of what the paper saves
 CHANCE = 20.0  # percent: twice as much as guessing among ten classes reaches
+OURS = " (no claim of the paper)"
 Row = tuple[str, str]  # setting, row
 
 
@@ -45,6 +47,19 @@ class Claim:
     from_to: tuple[float, float] | None = None
     fails: bool = False
     equal: bool = False
+
+
+def compare(
+    group: str,
+    settings: tuple[str, str],
+    text: str,
+    row: Row,
+    other: Row | tuple[Row, ...],
+    gap: float | None,
+    **more: Any,
+) -> Claim:
+    """The claim of a group on two rows; ``settings`` are the paper's and ours."""
+    return Claim(group, text, row, other, gap, *settings, **more)
 
 
 @cache
