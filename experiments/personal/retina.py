@@ -351,7 +351,7 @@ def tuned(name: str, row: Row, o: argparse.Namespace) -> list[float]:
     if o.lr is not None:
         return [float(o.lr)]
     found: dict[float, float] = {}
-    rates = list(row.rates)
+    rates = list(o.rates or row.rates)
     while rates:
         lr = rates.pop(0)
         line, _ = train(name, row, lr, 0, o, tune=True)
@@ -359,7 +359,7 @@ def tuned(name: str, row: Row, o: argparse.Namespace) -> list[float]:
             return []
         found[lr] = statistics.fmean(line["own"]) if "own" in line else -1.0
         best = max(found, key=lambda rate: found[rate])
-        if not rates and len(found) < len(row.rates) + 2 and best in (min(found), max(found)):
+        if not (o.rates or rates) and len(found) < len(row.rates) + 2 and best in (min(found), max(found)):
             rates.append(float(f"{best * 3:.1g}" if best == max(found) else f"{best / 3:.1g}"))
     return sorted((lr for lr in found if found[lr] >= 0), key=lambda lr: -found[lr])
 
@@ -399,6 +399,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--last", type=int, default=5, help="rounds, the last ones, whose evaluations are averaged")
     parser.add_argument("--batch", type=int, help="examples of a step (default: 4 of the retina, 32 of Fashion-MNIST)")
     parser.add_argument("--lr", type=float, help="this rate for every row, and no tuning")
+    parser.add_argument("--rates", type=float, nargs="+", help="of these alone in place of a row's grid")
     parser.add_argument("--selector", default="nets:vgg_small_at_32", help="FedSM's, of the retina")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--only", action="append", help="the row of this name")
