@@ -150,6 +150,11 @@ def personal_small_sites() -> list[str]:
 
 
 @table
+def personal_long() -> list[str]:
+    return compared(lines_of("retina_64_long", f"{QUEUE} --queue long"), [*ORDER, "FedSM-extra, on top"])
+
+
+@table
 def personal_small_lambdas() -> list[str]:
     return swept("retina_64")
 

@@ -3,6 +3,7 @@
     python experiments/personal/everything.py --out runs/personal                # retina at 64 pixels, Fashion-MNIST
     python experiments/personal/everything.py --out runs/personal --queue middle  # at 128, rates as chosen at 64
     python experiments/personal/everything.py --out runs/personal --queue large  # retina at 256 pixels
+    python experiments/personal/everything.py --out runs/personal --queue long   # at 64 pixels, for 300 rounds
 
 A run whose line is in the results is not made again, and one that was stopped goes on from its last checkpoint. The
 queues write different files, so both may run at once. Each run takes one core. Only code that is in a commit is run,
@@ -45,6 +46,8 @@ MIDDLE = {  # the rates that were chosen at 64 pixels
     "pFedMe": 1,
 }
 LARGE = "--size 256 --width 16 --rounds 24 --last 1 --lr 0.003 --selector nets:vgg11_at_64"  # the thesis' networks
+LONG = f"--rounds 300 --tune-rounds 100 --into {shlex.quote(str(retina.RESULTS / 'retina_64_long.jsonl'))} --seeds 0"
+TWO = "--rates 0.003 0.009"  # those that FedSM and FedAvg chose of five
 SITES = "--data fashion_sites --examples 3000 --rounds 30 --tune-rounds 10"
 LABELS = "--data fashion_mnist --examples 3000 --rounds 30 --tune-rounds 10"
 
@@ -67,6 +70,10 @@ QUEUES = {
         f"--sweep --size 128 --seeds 0 1 2 --lr {MIDDLE['FedSM']:g}",
     ],
     "large": rows(FIRST, LARGE),
+    "long": [
+        *rows(["FedAvg", "FedSM"], LONG),
+        *rows(["SoftPull", "FT", "'FedSM-extra, on top'"], f"{TWO} {LONG}"),
+    ],
 }
 """FedBN is left out where the model has no norm: there it is FedAvg."""
 

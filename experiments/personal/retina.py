@@ -38,10 +38,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -49,133 +49,18 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import record
-from nets import small_cnn
 from pages import Missing
 from pages.personal import GAMMAS, by_client, compared
+from rows import ROWS, SWEEP, Row, expression, rounds_of
+from sites import data_of, problem_of
 
 import thinwire as tw
 from thinwire.config import complete
-from thinwire.data import DataSet, Dirichlet, Flip, Rotate90, holdout
-from thinwire.data import load as load_set
-from thinwire.data.retina import retina
 from thinwire.errors import ExpressionError, NonFinite, RunError
-from thinwire.key import Key
-from thinwire.models.unet import unet
-from thinwire.problem import Problem, standard
+from thinwire.problem import Problem
 from thinwire.version import code_version
 
 RESULTS = Path(__file__).parent / "results"
-ADAM = (0.0003, 0.001, 0.003)
-SGD = (0.1, 0.3, 1.0)
-LAMBDAS = (0.1, 0.3, 0.5, 0.9)  # .7 is the row FedSM
-
-
-class Row(NamedTuple):
-    """A method: its expression, where {adam} and {sgd} train at the rate of a run, and the rates to try."""
-
-    expression: str
-    rates: tuple[float, ...] = ADAM
-    sites: bool = True  # a client each; else one client with all examples
-    more: float = 0.0  # of the rounds that others have: the selector's, which come on top
-
-
-ROWS = {
-    "centralised": Row("FedAvg({kept})", sites=False),
-    "FedAvg": Row("FedAvg({adam})"),
-    "FedProx": Row("FedProx(local={adam}, mu=0.01)"),
-    "SCAFFOLD": Row('SCAFFOLD({sgd}, option="II")', SGD),  # option II is that of plain SGD
-    "FedSM": Row("FedSM({adam}, lam=0.7, {epoch}, {selector})"),
-    "FedSM-extra": Row("FedSMExtra({adam}, lam=0.7, start={start}, {batch}, {selector})"),
-    "Ensemble": Row("Ensemble({adam}, lam=0.7, start={start}, {batch}, {selector})"),
-    "SoftPull": Row("SoftPull(FedAvg({adam}), lam=0.7)"),
-    "FT": Row("FT(FedAvg({adam}), epochs=5)"),
-    "APFL": Row("APFL(local={sgd}, adaptive=True)", SGD),  # alpha is learnt along SGD's gradient
-    "Per-FedAvg": Row("PerFedAvg(local={sgd}, alpha=0.3)", SGD),  # its own step is as long as SGD's here
-    "pFedMe": Row("pFedMe(local={sgd}, lam=1.0, eta=0.75)", SGD),  # near w it goes as SGD with a rate of eta
-    "Ditto": Row("Ditto(local={adam}, lam=0.1)"),
-    "FedBN": Row("FedBN(local={adam})"),
-}
-IN_PLACE = {  # of SoftPull in FedSM: Table 14. Of two shared models the global one has a fixed rate
-    "FedSM with FT": Row("FedSM({adam}, personal=FT(FedAvg({adam}), epochs=5), {epoch}, {selector})"),
-    "FedSM with APFL": Row("FedSM({sgd}, personal=APFL(local={sgd}, adaptive=True), {epoch}, {selector})", SGD),
-    "FedSM with Per-FedAvg": Row(
-        "FedSM({fixed}, personal=PerFedAvg(local={sgd}, alpha=0.3), {epoch}, {selector})", SGD
-    ),
-    "FedSM with pFedMe": Row(
-        "FedSM({fixed}, personal=pFedMe(local={sgd}, lam=1.0, eta=0.75), {epoch}, {selector})", SGD
-    ),
-    "FedSM with Ditto": Row("FedSM({adam}, personal=Ditto(local={adam}, lam=0.1), {epoch}, {selector})"),
-}
-ROWS |= IN_PLACE
-ROWS |= {f"{name}, on top": ROWS[name]._replace(more=0.5) for name in ("FedSM-extra", "Ensemble")}  # thesis: 100 and 50
-SWEEP = {
-    f"FedSM, lam {lam}": Row(f"FedSM({{adam}}, lam={lam}, {{epoch}}, {{selector}})") for lam in LAMBDAS
-}  # at FedSM's rate
-FASHION = 'selector="mlp", shape=(1, 28, 28)'
-EPOCH = 'form="epoch", selecting=LocalAdam(0.003)'  # a client's examples have one label, which batches do not teach
-BATCH = "selecting=LocalAdam(0.001, batch=4)"
-
-
-def expression(row: Row, lr: float, rounds: int, o: argparse.Namespace) -> str:
-    """A row's method at a rate."""
-    common = f"{lr:g}, batch={o.batch}"
-    return row.expression.format(
-        adam=f"LocalAdam({common})",
-        kept=f"LocalAdam({common}, keep=True)",
-        sgd=f"LocalSGD({common})",
-        fixed=f"LocalAdam(0.003, batch={o.batch})",
-        selector=(f'selector="{o.selector}"' if o.data == "retina" else FASHION),
-        epoch=EPOCH,
-        batch=BATCH,
-        start=rounds if row.more else max(1, 2 * rounds // 3),
-    )
-
-
-def rounds_of(row: Row, o: argparse.Namespace, tune: bool) -> int:
-    """The rounds of a row's run, those on top among them."""
-    return round((o.tune_rounds if tune else o.rounds) * (1 + row.more))
-
-
-@cache
-def data_of(name: str, size: int, examples: int | None) -> DataSet:
-    """A set, or so many of its training examples, drawn at random."""
-    data = retina(size=size) if name == "retina" else load_set(name)
-    if examples is None or examples >= len(data.inputs):
-        return data
-    rows = torch.randperm(len(data.inputs), generator=Key(0).generator("examples"))[:examples].sort().values
-    groups = None if data.groups is None else data.groups[rows]
-    return replace(data, inputs=data.inputs[rows], targets=data.targets[rows], groups=groups)
-
-
-def problem_of(
-    o: argparse.Namespace, seed: int, sites: bool = True, tune: bool = False, unseen: int | None = None
-) -> Problem:
-    """Model, clients and tests; ``tune`` keeps a quarter of each client's training examples aside as its test."""
-    pictures, label_shift = o.data == "retina", o.data == "fashion_mnist"
-    made = standard(
-        data_of(o.data, o.size, o.examples),
-        "unet" if pictures else "lbgm_cnn",
-        clients=20 if label_shift else None,
-        split=Dirichlet(0.1, min_examples=8) if label_shift else None,
-        seed=seed,
-        holdout=0.25 if label_shift else 0.0,
-        augment=(Flip(), Rotate90()) if pictures else (),
-        unseen=unseen,
-    )
-    if pictures:
-        made = replace(made, model=partial(unet, (3, o.size, o.size), widths=tuple(o.width * 2**i for i in range(5))))
-    elif not label_shift:
-        made = replace(made, model=small_cnn)
-    tasks: list[tw.Supervised] = list(made.tasks)
-    if tune:
-        draws = [Key(seed, client=k).number("tune") for k in range(len(tasks))]
-        cut = [holdout(task.indices, 0.25, draw) for task, draw in zip(tasks, draws, strict=True)]
-        kept = [replace(task, indices=rows, augment=()) for task, (_, rows) in zip(tasks, cut, strict=True)]
-        tasks = [replace(task, indices=rows) for task, (rows, _) in zip(tasks, cut, strict=True)]
-        made = replace(made, client_tests=[test for test in kept if len(test)])
-    if not sites:
-        tasks = [replace(tasks[0], indices=torch.cat([task.indices for task in tasks]))]
-    return replace(made, tasks=tasks)
 
 
 def judged(task: tw.Supervised) -> str:
