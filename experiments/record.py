@@ -195,7 +195,7 @@ def run(
     is replaced.
 
     The rows of ``curve`` are an evaluated round, its accuracy, the bytes of that round up and down, and the bytes of
-    all rounds up to its end, up and down.
+    all rounds up to its end, up and down. A line that a rate is chosen by (``kind`` is "rate") has the last five.
     """
     began, clients = time.time(), len(problem.tasks)
     key = {
@@ -223,6 +223,11 @@ def run(
     looked = [r for r in result.rounds if r.get("accuracy") is not None]
     tail = [r["accuracy"] for r in looked[-5:]]
     up, down = (list(accumulate(r[f"{way}_bytes"] for r in result.rounds)) for way in ("up", "down"))
+    curve = [
+        [r["round"], round(r["accuracy"], 5), r["up_bytes"], r["down_bytes"], sent, received]
+        for r, sent, received in zip(result.rounds, up, down, strict=True)
+        if r.get("accuracy") is not None
+    ]
     line = {
         **key,
         **measure(result),
@@ -234,11 +239,7 @@ def run(
         "floats_up": summary["up_floats"],
         "network_seconds": summary["network_seconds"],
         **about(summary["expression"], began),
-        "curve": [
-            [r["round"], round(r["accuracy"], 5), r["up_bytes"], r["down_bytes"], sent, received]
-            for r, sent, received in zip(result.rounds, up, down, strict=True)
-            if r.get("accuracy") is not None
-        ],
+        "curve": curve[-5:] if key.get("kind") == "rate" else curve,
     }
     replace(into, line, key)
     return said(line)
