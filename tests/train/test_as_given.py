@@ -436,6 +436,31 @@ def test_a_clients_training_begins_with_the_module_as_it_was_given() -> None:
     torch.testing.assert_close(first, torch.stack(alone).mean(0))
 
 
+class Hooked(nn.Module):
+    """It holds the handles of its hooks, as transformers' models do when they recompute activations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(6, 3)
+        self.handles = [self.line.register_forward_hook(lambda _, inputs, out: 2 * out)]
+        self.handle = self.line.register_forward_hook(lambda _, inputs, options, out: out + 1, with_kwargs=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.line(x)
+        return out
+
+
+def test_handles_of_hooks_stay_those_of_the_module() -> None:
+    x, y = rows()
+    trained = tw.simulate(tw.FedAvg(tw.LocalSGD(0.1, batch=5)), Hooked, [(x, y)], 2).module
+    plain = x @ trained.line.weight.T + trained.line.bias
+    torch.testing.assert_close(trained(x), 2 * plain + 1)
+    trained.handle.remove()
+    torch.testing.assert_close(trained(x), 2 * plain)
+    trained.handles[0].remove()
+    torch.testing.assert_close(trained(x), plain)
+
+
 # -- which buffers move is a matter of the module -------------------------------------------------
 
 

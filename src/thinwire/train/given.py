@@ -319,8 +319,11 @@ class Attributes:
 
     def __init__(self, module: nn.Module) -> None:
         # What stays what it is: the module's own layers, parameters and buffers, which attributes may refer to too.
-        self.own = {id(x): x for x in (*module.modules(), *module.parameters(), *module.buffers())}
+        self.own: dict[int, Any] = {id(x): x for x in (*module.modules(), *module.parameters(), *module.buffers())}
         self.places = [vars(part) for part in module.modules()]
+        # The handles of hooks refer weakly to the dicts that hold them: a handle's copy is of the same hooks.
+        hooks = [v for place in self.places for n, v in place.items() if n in STANDARD and isinstance(v, dict)]
+        self.own |= {id(x): x for x in hooks}
         self.sizes = [len(place) for place in self.places]
         self.fixed = [{n: v for n, v in place.items() if n not in STANDARD} for place in self.places]
         self.loose = [
