@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import thinwire as tw
+from thinwire.losses import mean_loss
 from tiny import Letters, bert, llama, lora
 
 pytest.importorskip("transformers")
@@ -61,6 +64,115 @@ def test_peft_and_thinwire_load_the_same_logits_from_the_folder_of_a_run(make: A
     assert sizes["model.safetensors"] < 500  # neither the base nor the adapter
     tw.hf.save_adapter(result, tmp_path / "mine")
     assert logits(peft.PeftModel.from_pretrained(make(), tmp_path / "mine")).equal(trained)
+
+
+ON = {"task_type": "CAUSAL_LM", "r": 2, "target_modules": ["q_proj", "v_proj"]}
+
+
+def second() -> Any:
+    """A model of which the second adapter is trained."""
+    model = peft.get_peft_model(llama(), peft.LoraConfig(**ON))
+    model.add_adapter("other", peft.LoraConfig(**ON))
+    model.set_adapter("other")
+    return model
+
+
+def together() -> Any:
+    """A model whose two adapters are trained at once."""
+    model = second()
+    model.base_model.set_adapter(["default", "other"])
+    return model
+
+
+def checkpointed() -> Any:
+    model: Any = lora(llama())
+    model.gradient_checkpointing_enable()
+    return model
+
+
+def unfrozen() -> Any:
+    """A model that trains its words beside the adapter."""
+    model: Any = lora(llama())
+    model.get_input_embeddings().requires_grad_()
+    return model
+
+
+def virtual(kind: str, **more: Any) -> Callable[[], Any]:
+    """A model with three tokens of its own before each row."""
+    config = getattr(peft, f"{kind}Config")
+    return lambda: peft.get_peft_model(llama(), config(task_type="CAUSAL_LM", num_virtual_tokens=3, **more))
+
+
+ADAPTED: dict[str, Callable[[], Any]] = {
+    "a name": lambda: peft.get_peft_model(llama(), peft.LoraConfig(**ON), adapter_name="king"),
+    "the second of two": second,
+    "checkpoints of activations": checkpointed,
+    "compiled": lambda: torch.compile(lora(llama()), backend="eager"),
+    "DoRA, scaled by rank": lambda: peft.get_peft_model(llama(), peft.LoraConfig(**ON, use_dora=True, use_rslora=True)),
+    "words and norm saved": lambda: peft.get_peft_model(
+        tied(), peft.LoraConfig(**ON, modules_to_save=["embed_tokens", "norm"])
+    ),
+    "some words": lambda: peft.get_peft_model(tied(), peft.LoraConfig(**ON, trainable_token_indices=[2, 3])),
+    "IA3": lambda: peft.get_peft_model(
+        llama(), peft.IA3Config(task_type="CAUSAL_LM", target_modules=["v_proj"], feedforward_modules=[])
+    ),
+    "prompt tuning": virtual("PromptTuning"),
+    "prefix tuning": virtual("PrefixTuning"),
+    "a prompt's encoder": virtual("PromptEncoder", encoder_hidden_size=8),
+}
+WHOLE: dict[str, tuple[Callable[[], Any], str]] = {
+    "two at once": (together, "is a PeftModelForCausalLM and no PEFT model with one active adapter"),
+    "injected": (
+        lambda: peft.inject_adapter_in_model(peft.LoraConfig(r=2, target_modules=["q_proj"]), llama()),
+        "is a LlamaForCausalLM and no PEFT model with one active adapter",
+    ),
+    "mixed": (lambda: peft.get_peft_model(llama(), peft.LoraConfig(**ON), mixed=True), "is a PeftMixedModel and no"),
+    "more than the adapter": (unfrozen, "embed_tokens.weight' is trained beside the adapter, which PEFT would not"),
+}
+
+
+def adapt(make: Callable[[], Any]) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.manual_seed(0)
+        return make()
+
+
+def train_adapted(make: Callable[[], Any], folder: Path) -> tw.Result:
+    problem = tw.hf.problem(adapt(make), TEXTS, clients=2, task="causal-lm", tokenizer=Letters())
+    result = tw.simulate(tw.FedAvg(LOCAL), problem.model, problem.tasks, rounds=1, out=folder)
+    assert not logits(result.module).equal(logits(adapt(make)))
+    assert logits(tw.load(folder, adapt(make)).model).equal(logits(result.module))
+    return result
+
+
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings", "ignore:`past_key_values` is deprecated")
+@pytest.mark.parametrize("name", ADAPTED)
+def test_an_adapter_of_any_kind_and_name_is_what_peft_loads(name: str, tmp_path: Path) -> None:
+    result = train_adapted(ADAPTED[name], tmp_path)
+    base = tied() if name in ("words and norm saved", "some words") else llama()
+    tw.hf.save_adapter(result, tmp_path / "mine")
+    for folder in ("adapter", "mine"):
+        loaded = peft.PeftModel.from_pretrained(copy.deepcopy(base), tmp_path / folder)
+        assert logits(loaded).equal(logits(result.module))
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_what_is_not_one_adapter_leaves_all_that_was_trained_and_none(name: str, tmp_path: Path) -> None:
+    make, said = WHOLE[name]
+    result = train_adapted(make, tmp_path)
+    assert not (tmp_path / "adapter").exists()
+    with pytest.raises(ValueError, match=said):
+        tw.hf.save_adapter(result, tmp_path / "mine")
+
+
+@pytest.mark.filterwarnings("ignore:`past_key_values` is deprecated")
+@pytest.mark.parametrize("kind", ["PromptTuning", "PrefixTuning", "PromptEncoder"])
+def test_the_loss_with_a_tuned_prompt_is_that_of_peft(kind: str) -> None:
+    module = adapt(virtual(kind, **({"encoder_hidden_size": 8} if kind == "PromptEncoder" else {}))).eval()
+    task = tw.hf.problem(module, TEXTS, clients=1, task="causal-lm", tokenizer=Letters()).tasks[0]
+    batch = task.batch(torch.arange(len(task)))
+    torch.testing.assert_close(mean_loss(task.loss(module, batch)), module(**batch).loss)
 
 
 def test_clients_own_adapters_are_there_too(tmp_path: Path) -> None:

@@ -50,8 +50,8 @@ class CausalLM(_Texts):
 
     The loss is a :class:`Ratio` of nats over tokens, so that its mean over a batch, a client or a test is that over
     all tokens that count, as transformers' own loss of a batch is. ``perplexity`` is exp of that mean over the whole
-    test, and ``accuracy`` the share of tokens that the largest logit names. A row's first token is no target. Rows are
-    filled up on the right.
+    test, and ``accuracy`` the share of tokens that the largest logit names. A row's first token is no target, unless
+    a prompt that is tuned stands before it. Rows are filled up on the right.
     """
 
     labels: Rows
@@ -72,11 +72,15 @@ class CausalLM(_Texts):
         return {"loss": loss, "perplexity": Perplexity(*loss), "accuracy": Ratio(right, loss.counts)}
 
     def _outputs(self, module: nn.Module, batch: TextBatch) -> tuple[Float[Tensor, "b t v"], Int64[Tensor, "b t"]]:
-        """Logits, and of each what comes next. The targets are moved and not the logits, which are large."""
+        """Logits, and of each what comes next. The targets are moved and not the logits, which are large.
+
+        Prompt tuning puts tokens of its own before a row. Then the row's first token is a target too, as PEFT has it.
+        """
         logits = logits_of(
             module, input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False
         )
-        return logits, F.pad(batch["labels"][:, 1:], (0, 1), value=IGNORED)
+        before = logits.shape[1] - batch["labels"].shape[1]
+        return logits, F.pad(batch["labels"], (before - 1, 1), value=IGNORED)
 
     def at_once(self, module: nn.Module) -> int:
         """How many examples are evaluated at once, so that logits and what is made of them fit into memory."""

@@ -294,21 +294,21 @@ class Folder:
 
     def module(self, module: nn.Module, metadata: Mapping[str, str], name: str = "model") -> None:
         """Write a module as ``name.safetensors``. A PEFT model's adapter is written as PEFT loads it, into ``adapter``,
-        or ``adapter/name``. Neither it nor the base is then in ``name.safetensors``, whose metadata say where the
-        adapter is and which base it was.
+        or ``adapter/name``, unless more than it was trained. Neither it nor the base is then in
+        ``name.safetensors``, whose metadata say where the adapter is and which base it was.
         """
-        from ..train.adapter import adapter_files, base_digest, base_parameters, is_adapter, names_in_adapter
+        from ..train import adapter
 
-        about, left = dict(metadata), set(base := base_parameters(module))
-        if is_adapter(module):
+        about, left = dict(metadata), set(base := adapter.base_parameters(module))
+        if adapter.is_adapter(module) and not adapter.names_beside_adapter(module):
             below = "adapter" if name == "model" else f"adapter/{name}"
-            if there := names_in_adapter(module):
+            if there := adapter.names_in_adapter(module):
                 about["adapter"], left = below, left | there
             if self.writes:
-                for file, data in adapter_files(module).items():
+                for file, data in adapter.adapter_files(module).items():
                     self.write(f"{below}/{file}", data)
         if base:
-            about["base"] = base_digest(module)
+            about["base"] = adapter.base_digest(module)
         self.model({key: x for key, x in module.state_dict().items() if key not in left}, about, name)
 
     def model(self, tensors: Mapping[str, Any], metadata: Mapping[str, str], name: str = "model") -> None:

@@ -15,21 +15,34 @@ ADAPTER = "adapter_model.safetensors"
 
 
 def is_adapter(module: nn.Module) -> bool:
-    """Whether a module is a PEFT model: adapters around a base."""
-    return hasattr(module, "peft_config") and hasattr(module, "save_pretrained")
+    """Whether a module is a PEFT model with one active adapter around a base, which is all that PEFT writes as one."""
+    model = _bare(module)
+    known = any(kind.__name__ == "PeftModel" and kind.__module__.startswith("peft.") for kind in type(model).__mro__)
+    return known and len(model.active_adapters) == 1
 
 
-def adapter_files(module: Any) -> dict[str, bytes]:
-    """The files of an adapter by name, as PEFT writes them; no page about it, and no base."""
+def adapter_files(module: nn.Module) -> dict[str, bytes]:
+    """The files of the active adapter by name, as PEFT writes them; no page about it, and no base."""
+    model, name = _bare(module), _active(module)
     with TemporaryDirectory() as there:
-        module.save_pretrained(there, save_embedding_layers=False)  # to find out whether to, it would ask the hub
-        return {path.name: path.read_bytes() for path in sorted(Path(there).glob("adapter_*"))}
+        # To find out whether embeddings are to be saved, PEFT would ask the hub.
+        model.save_pretrained(there, selected_adapters=[name], save_embedding_layers=False)
+        inside = Path(there) / ("" if name == "default" else name)
+        return {path.name: path.read_bytes() for path in sorted(inside.glob("adapter_*"))}
 
 
 def names_in_adapter(module: nn.Module) -> set[str]:
     """The names, in the state of a PEFT model, of what :func:`adapter_files` has as it is."""
     there = {x.data_ptr() for x in _adapter_state(module).values() if x.numel()}
     return {name for name, x in module.state_dict().items() if x.numel() and x.data_ptr() in there}
+
+
+def names_beside_adapter(module: nn.Module) -> list[str]:
+    """The trained parameters of a PEFT model that :func:`adapter_files` leaves out, by name."""
+    if _bare(module).active_peft_config.is_prompt_learning:  # PEFT writes what is made of them
+        return []
+    there = {x.data_ptr() for x in _adapter_state(module).values() if x.numel()}
+    return [name for name, p in module.named_parameters() if p.requires_grad and p.data_ptr() not in there]
 
 
 def adapter_weights(module: nn.Module, folder: Path) -> dict[str, Tensor]:
@@ -43,14 +56,27 @@ def adapter_weights(module: nn.Module, folder: Path) -> dict[str, Tensor]:
     weights = load_file(folder / ADAPTER)
     if odd := sorted(weights.keys() ^ _adapter_state(module).keys()):
         raise RuntimeError(f"{odd[0]} is in one of the two alone")
-    import_module("peft").set_peft_model_state_dict(module, weights)
+    import_module("peft").set_peft_model_state_dict(_bare(module), weights, adapter_name=_active(module))
     names, state = names_in_adapter(module), module.state_dict()
     return {name: state[name] for name in names}
 
 
 def _adapter_state(module: nn.Module) -> dict[str, Tensor]:
-    state: dict[str, Tensor] = import_module("peft").get_peft_model_state_dict(module, save_embedding_layers=False)
+    state: dict[str, Tensor] = import_module("peft").get_peft_model_state_dict(
+        _bare(module), adapter_name=_active(module), save_embedding_layers=False
+    )
     return state
+
+
+def _bare(module: Any) -> Any:
+    """A module without what ``torch.compile`` puts around it, which gives every name a prefix."""
+    return getattr(module, "_orig_mod", module)
+
+
+def _active(module: nn.Module) -> str:
+    """The name of the active adapter: that which is trained."""
+    (name,) = _bare(module).active_adapters
+    return str(name)
 
 
 def base_parameters(module: nn.Module) -> dict[str, Tensor]:
