@@ -258,6 +258,48 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
 }
 
+BOTH = {"text": TEXTS, "input_ids": [[2, 3]] * 8, "label": LABELS}
+REFUSED |= {
+    "texts and tokens": ({"data": BOTH}, "data has texts ('text') and token ids ('input_ids'), which may differ"),
+    "pairs of texts": (
+        {"task": "classification", "data": {"input_ids": [[2, 3]], "token_type_ids": [[0, 1]], "label": [0]}},
+        "data: example 0 has token_type_ids, of a pair of texts, and a model is given input_ids alone",
+    ),
+    "a text as a column": ({"data": {"text": "abc"}}, "data: column 'text' has no list of values"),
+    "a negative token": ({"data": [[2, -1]]}, "data: 'input_ids' of example 0 has -1: tokens count from 0"),
+    "a negative label": (
+        {"data": {"input_ids": [[2, 3]], "labels": [[-1, 3]]}},
+        "data: 'labels' of example 0 has -1: tokens count from 0, and -100 is for one that does not count",
+    ),
+    "truth values": ({"data": {"input_ids": [[True, False]]}}, "'input_ids' of example 0 is no row of whole numbers"),
+    "digits": ({"data": {"input_ids": [["2", "3"]]}}, "'input_ids' of example 0 is no row of whole numbers"),
+    "pairs in a list": ({"data": [("a", 0), ("b", 1)]}, "'input_ids' of example 0 is no row of whole numbers"),
+    "a square mask": (
+        {"data": {"input_ids": [[2, 3]], "attention_mask": [[[1, 0], [1, 1]]]}},
+        "data: 'attention_mask' of example 0 is no row of 0 and 1",
+    ),
+    "a mask of documents": (
+        {"data": {"input_ids": [[2, 3]], "attention_mask": [[1, 2]]}},
+        "data: 'attention_mask' of example 0 is no row of 0 and 1",
+    ),
+    "no mask": (
+        {"data": {"input_ids": [[2, 3]], "attention_mask": [None]}},
+        "data: 'attention_mask' of example 0 is no row of 0 and 1",
+    ),
+    "answers cut away": (
+        {"data": {"input_ids": [[2, 3, 4]] * 2, "labels": [[-100, -100, 4]] * 2}, "length": 2},
+        "data: nothing counts: every label is -100, a row's first token is no target, and length= may",
+    ),
+    "a test of nothing": ({"test": ["a", "b"]}, "test: nothing counts"),
+    "no class": ({"task": "classification", "data": (["a"] * 2, [-100] * 2)}, "data: nothing counts"),
+    "nobody's text": ({"groups": [None, *range(7)]}, "the owner of example 0 is None: groups are names or numbers"),
+    "an owner that is none": ({"groups": [1.0] * 7 + [math.nan]}, "the owner of example 7 is nan: groups are names"),
+    "a list as owner": (
+        {"data": {"text": TEXTS, "who": [[1]] * 8}, "groups": "who"},
+        "the owner of example 0 is [1]: groups are names or numbers",
+    ),
+}
+
 
 def given(why: str) -> tuple[dict[str, Any], str]:
     changed, said = REFUSED[why]

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from ..data import IID, Natural, Split
 from ..errors import nearest, require
 from ..key import Key
+from ..losses import IGNORED
 from ..problem import CLIENTS, Problem, hold_out
 from .columns import Columns, as_columns, class_labels, column
 from .encode import encode, ending, padding
-from .models import check_model
+from .models import Needs, check_model
 from .rows import Rows, pack
 from .tasks import CausalLM, TextClassification
 
@@ -63,7 +64,8 @@ def problem(
     20. ``test`` is data of the same form, for everyone; ``holdout`` is the share of each client's texts that are kept
     for its own test. ``seed`` decides who has what.
 
-    Raises ``ValueError`` for a model without trainable parameters, and for data or a tokenizer that do not fit.
+    Raises ``ValueError`` for a model without trainable parameters, for one that sees what it is to foretell, and for
+    data or a tokenizer that do not fit.
     """
     known = get_args(Kind)
     require(task in known, f"task={task!r}: {' and '.join(map(repr, known))} are known{nearest(str(task), known)}")
@@ -120,6 +122,12 @@ def problem(
     tasks, tests = [make(part) for part in parts], [make(part) for part in kept] or None
     shared = None if there is None else task_of(*there, "test")(_all(there[1]))
     everything = [*tasks, *(tests or []), *([] if shared is None else [shared])]
+    for who, some in ("data", tasks), ("test", [] if shared is None else [shared]):
+        require(
+            not some or any(map(_counts, some)),
+            f"{who}: nothing counts: every label is {IGNORED}, a row's first token is no target, and length= may have "
+            f"cut the others away",
+        )
     return Problem(_checked(model, everything, fill, tokenizer), tasks, shared, tests)
 
 
@@ -127,10 +135,22 @@ def _all(ids: Sequence[Any]) -> Tensor:
     return torch.arange(len(ids), device="cpu")
 
 
+def _counts(task: CausalLM | TextClassification) -> bool:
+    """Whether any target of a client's counts."""
+    if isinstance(task, TextClassification):
+        return bool((task.labels[task.indices] != IGNORED).any())
+    counts = task.labels.flat != IGNORED
+    counts[task.labels.edges[:-1]] = False
+    return bool(counts.any())
+
+
 def _owners(groups: str | Sequence[Hashable], columns: Columns, examples: int) -> Tensor:
     """The owner of each text, numbered in the order in which they come."""
     each = column(columns, groups, "data", "groups") if isinstance(groups, str) else _values(groups)
     require(len(each) == examples, f"groups has {len(each)} owners for {examples} texts: give one for each")
+    for i, owner in enumerate(each):
+        fits = owner is not None and isinstance(owner, Hashable) and owner == owner
+        require(fits, f"the owner of example {i} is {owner!r}: groups are names or numbers, one for each text")
     numbers: dict[Hashable, int] = {}
     return torch.tensor([numbers.setdefault(owner, len(numbers)) for owner in each], device="cpu")
 
@@ -153,18 +173,16 @@ def _check_given(model: Any) -> None:
 
 def _checked(model: Any, tasks: Sequence[Any], fill: int, tokenizer: Any) -> Any:
     """The model, or a function that makes it, once it is known to fit these tasks."""
-    longest = max(int(task.rows.sizes().max()) for task in tasks)
-    most = max((int(t.labels.max()) for t in tasks if isinstance(t, TextClassification)), default=None)
-    about = (longest, most, fill, tokenizer is not None)
+    needs = Needs.of(tasks, fill, ragged=tokenizer is not None)
     if isinstance(model, nn.Module):
-        check_model(model, *about)
+        check_model(model, needs)
         return model
 
     @wraps(model)
     def make() -> nn.Module:
         made: nn.Module = model()
         if isinstance(made, nn.Module):  # whoever calls says what else it is
-            check_model(made, *about)
+            check_model(made, needs)
         return made
 
     return make

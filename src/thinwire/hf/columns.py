@@ -28,6 +28,9 @@ def as_columns(data: Any, who: str, labelled: str) -> Columns:
     if isinstance(names, Mapping) or (isinstance(data, Mapping) and any(_is_table(v) for v in data.values())):
         parts = ", ".join(map(repr, names))
         raise ValueError(f"{who} is several data sets ({parts}): give one of them, data[{next(iter(names))!r}]")
+    if isinstance(data, Mapping):
+        single = next((n for n, v in data.items() if isinstance(v, str) or not hasattr(v, "__iter__")), None)
+        require(single is None, f"{who}: column {single!r} has no list of values, one an example")
     if names is not None:
         columns = {str(name): _plain(data[name]) for name in names}
     elif isinstance(data, tuple) and len(data) == 2 and not isinstance(data[0], str | dict):

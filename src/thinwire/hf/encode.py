@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from ..errors import require
 from ..losses import IGNORED
@@ -31,6 +32,10 @@ def encode(
     Raises ``ValueError``.
     """
     cut = None if packed else length
+    require(
+        not (text in columns and "input_ids" in columns),
+        f"{who} has texts ({text!r}) and token ids ('input_ids'), which may differ: leave out one of the two",
+    )
     if text in columns or "input_ids" not in columns:
         texts = column(columns, text, who, "text")
         odd = next((i for i, t in enumerate(texts) if not isinstance(t, str)), None)
@@ -46,15 +51,16 @@ def encode(
         ids = [_whole(row, i, who, "input_ids") for i, row in enumerate(columns["input_ids"])]
         labels = None
         if tokens and "labels" in columns:
-            labels = [_whole(row, i, who, "labels") for i, row in enumerate(columns["labels"])]
+            labels = [_whole(row, i, who, "labels", IGNORED) for i, row in enumerate(columns["labels"])]
             for i, (row, own) in enumerate(zip(ids, labels, strict=True)):
                 require(
                     len(row) == len(own),
                     f"{who}: example {i} has {len(own)} labels for {len(row)} tokens: give one for each, {IGNORED} "
                     f"where a token does not count",
                 )
+        _check_types(columns, who)
         if "attention_mask" in columns:
-            masks = columns["attention_mask"]
+            masks = [_zeros_and_ones(row, i, who, "attention_mask") for i, row in enumerate(columns["attention_mask"])]
             odd = next((i for i, row in enumerate(ids) if len(masks[i]) != len(row)), None)
             require(odd is None, f"{who}: example {odd} has an attention_mask of another length than its input_ids")
         else:
@@ -94,14 +100,50 @@ def ending(tokenizer: Any) -> int:
     return int(end)
 
 
-def _whole(row: Any, i: int, who: str, name: str) -> list[int]:
-    """A row of whole numbers."""
-    numbers = torch.as_tensor(row, device="cpu") if isinstance(row, Sequence) and not isinstance(row, str) else None
-    fits = numbers is not None and numbers.ndim == 1 and (not numbers.is_floating_point() or not len(numbers))
+def _numbers(row: Any) -> Tensor | None:
+    """A row of numbers; None for anything else."""
+    if not isinstance(row, Sequence) or isinstance(row, str):
+        return None
+    try:
+        numbers = torch.as_tensor(row, device="cpu")
+    except (TypeError, ValueError, RuntimeError):  # of texts, of nothing, of rows
+        return None
+    return numbers if numbers.ndim == 1 else None
+
+
+def _whole(row: Any, i: int, who: str, name: str, least: int = 0) -> list[int]:
+    """A row of whole numbers from 0, or ``least``."""
+    numbers = _numbers(row)
+    fits = numbers is not None and not (len(numbers) and (numbers.is_floating_point() or numbers.dtype == torch.bool))
     require(fits, f"{who}: {name!r} of example {i} is no row of whole numbers")
     assert numbers is not None
+    strange = numbers[(numbers < 0) & (numbers != least)]
+    beside = f", and {least} is for one that does not count" if least else ""
+    require(
+        not len(strange),
+        f"{who}: {name!r} of example {i} has {strange[0] if len(strange) else 0}: tokens count from 0{beside}",
+    )
     plain: list[int] = numbers.tolist()
     return plain
+
+
+def _zeros_and_ones(row: Any, i: int, who: str, name: str) -> list[int]:
+    numbers = _numbers(row)
+    fits = numbers is not None and bool(((numbers == 0) | (numbers == 1)).all())
+    require(fits, f"{who}: {name!r} of example {i} is no row of 0 and 1")
+    assert numbers is not None
+    plain: list[int] = numbers.long().tolist()
+    return plain
+
+
+def _check_types(columns: Columns, who: str) -> None:
+    """Raise ``ValueError`` for types of tokens: they are not given to the model."""
+    for i, row in enumerate(columns.get("token_type_ids", ())):
+        require(
+            not any(row),
+            f"{who}: example {i} has token_type_ids, of a pair of texts, and a model is given input_ids alone: write a "
+            f"Task that gives it both (docs/own-task.md), or leave the column out",
+        )
 
 
 def _mask(row: list[int], tokenizer: Any) -> list[int]:
