@@ -52,6 +52,8 @@ def start(folder: Path, resume: bool = False, killed: int | None = None, clipped
     assert compress.handle is not None
     assert compress.handle.step == STEPS
     assert arguments.max_grad_norm == clipped
+    kept = torch.load(folder / f"checkpoint-{STEPS}/training_args.bin", weights_only=False)
+    assert kept.max_grad_norm == clipped
     assert compress.handle.ledger.bytes < STEPS * 4 * 128 / 2  # of 128 parameters, a half of dense
 
 
@@ -80,6 +82,26 @@ def test_two_ranks_that_were_killed_and_resumed_go_on_to_the_same_bits(tmp_path:
     (tmp_path / "broken/checkpoint-6/thinwire-1.pt").unlink()
     done = torchrun(start, tmp_path / "broken", True)
     assert "thinwire-1.pt is missing, without which training would go on to other numbers" in done.stderr
+
+
+def test_arguments_are_whole_between_steps_and_after_a_step_that_failed(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    from thinwire.hf import Compress
+
+    clipped: list[float] = []
+    args = transformers.TrainingArguments(str(tmp_path), use_cpu=True, report_to=[], max_grad_norm=0.5)
+    state, control, callback = transformers.TrainerState(), transformers.TrainerControl(), Compress()
+    callback.handle = type("Handle", (), {"clip_grad_norm_": lambda self, most: clipped.append(most)})()
+    for _ in range(2):
+        callback.on_step_begin(args, state, control)
+        assert not args.max_grad_norm  # the trainer clips none of its own
+        callback.on_pre_optimizer_step(args, state, control)
+        assert args.max_grad_norm == 0.5
+    assert clipped == [0.5, 0.5]
+    callback.on_step_begin(args, state, control)
+    with pytest.raises(ValueError, match="this is one process"):
+        callback.on_train_begin(args, state, control, model=llama(), optimizer=None)
+    assert args.max_grad_norm == 0.5
 
 
 def test_one_process_and_scaled_gradients_are_refused(tmp_path: Path) -> None:

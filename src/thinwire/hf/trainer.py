@@ -43,10 +43,11 @@ class Compress(TrainerCallback):  # type: ignore[misc,unused-ignore]
     def __init__(self, method: Method = DEF(), *, seed: int = 0, checkpoint: str | Path | None = None) -> None:  # noqa: B008  frozen
         self.method, self.seed, self.checkpoint = method, seed, checkpoint
         self.handle: Compressed | None = None
-        self.most = 0.0  # of the norm of gradients; 0: they are not clipped
+        self.most: float | None = None  # of the norm of gradients, while the trainer is not told
         self.saved = -1  # the step whose files are written
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+        self._tell(args)  # an error may have ended another training within a step
         model, optimizer = parts["model"], parts["optimizer"]
         require(
             not (args.fsdp or args.deepspeed), "Compress is for ranks with whole models: leave out fsdp and deepspeed"
@@ -60,11 +61,15 @@ class Compress(TrainerCallback):  # type: ignore[misc,unused-ignore]
         if state.global_step:
             self._load(_folder(args, state) if self.checkpoint is None else Path(self.checkpoint), optimizer)
         self.saved = state.global_step
-        self.most, args.max_grad_norm = args.max_grad_norm or 0.0, 0.0  # else each rank's own would be clipped
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+        # Else each rank's own would be clipped. Arguments that a checkpoint has are whole: it is written between steps.
+        self.most, args.max_grad_norm = args.max_grad_norm or 0.0, 0.0
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
-        if self.handle is not None and self.most:
-            self.handle.clip_grad_norm_(self.most)
+        self._tell(args)
+        if self.handle is not None and args.max_grad_norm:
+            self.handle.clip_grad_norm_(args.max_grad_norm)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         if control.should_save:
@@ -79,7 +84,11 @@ class Compress(TrainerCallback):  # type: ignore[misc,unused-ignore]
     def on_train_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         if self.handle is not None:
             self.handle.remove()
-        args.max_grad_norm = self.most
+
+    def _tell(self, args: Any) -> None:
+        """Put ``max_grad_norm`` back into the arguments."""
+        if self.most is not None:
+            self.most, args.max_grad_norm = None, self.most
 
     def _save(self, args: Any, state: Any, optimizer: Any) -> None:
         """Write this rank's file, and wait for the others: the trainer's own come after."""
