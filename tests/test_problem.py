@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from thinwire.data import IID, DataSet, Natural, load, names
 from thinwire.errors import DataError
 from thinwire.losses import dice_loss
 from thinwire.models import build
-from thinwire.problem import SUITED, _model_for, standard
+from thinwire.problem import SUITED, _model_for, custom, standard
 from thinwire.task import Supervised
 from tiers import tiers
 
@@ -107,3 +111,20 @@ def test_an_unseen_site_that_there_is_not_is_refused() -> None:
 
 def test_a_set_without_sites_has_twenty_clients_where_no_number_is_given() -> None:
     assert len(standard("digits").tasks) == 20
+
+
+def make_drawn() -> tuple[nn.Module, list[tuple[torch.Tensor, torch.Tensor]]]:
+    """A model and examples that are drawn from the generators that a process shares."""
+    noise = torch.tensor(np.random.rand(8, 3) + random.random())  # noqa: NPY002  what users draw from
+    return nn.Linear(3, 2), [(noise + torch.randn(8, 3), torch.arange(8) % 2)]
+
+
+def test_what_a_users_function_draws_is_a_function_of_the_seed() -> None:
+    def numbers(seed: int, ambient: int) -> list[float]:
+        torch.manual_seed(ambient)
+        problem: Any = custom(f"{__name__}:make_drawn", 1, seed)
+        values: list[float] = [*problem.model.weight.flatten().tolist(), *problem.tasks[0][0].flatten().tolist()]
+        return values
+
+    assert numbers(1, 5) == numbers(1, 6)
+    assert numbers(1, 5) != numbers(2, 5)

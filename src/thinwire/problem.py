@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from . import data as sets
 from . import models
 from .data import Augment, DataSet, Split
+from .dice import seeded
 from .errors import nearest, require
 from .key import Key
 from .losses import each_mask, masks
@@ -151,9 +152,11 @@ SUITED = {
 def custom(where: str, clients: int, seed: int) -> Problem:
     """What a user's function makes: ``my_module:make_task``, called with ``clients`` and ``seed`` if it takes them.
 
-    It returns a :class:`Problem`, or (model, tasks) or (model, tasks, test).
+    It returns a :class:`Problem`, or (model, tasks) or (model, tasks, test). What it draws from the generators of
+    torch, numpy and Python begins at the seed.
     """
-    made = call(where, f"--task {where}", {"clients": clients, "seed": seed})
+    with seeded(Key(seed).number("model")):
+        made = call(where, f"--task {where}", {"clients": clients, "seed": seed})
     pair = isinstance(made, tuple) and 2 <= len(made) <= 4
     problem = made if isinstance(made, Problem) else Problem(*made) if pair else None
     if isinstance(made, tuple) and not pair:

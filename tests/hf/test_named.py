@@ -19,7 +19,7 @@ from thinwire.data.shakespeare import shakespeare_texts
 from thinwire.data.sst2 import sst2_texts
 from thinwire.data.texts import Texts
 from thinwire.errors import DataError
-from thinwire.hf.named import TEXTS
+from thinwire.hf.named import TEXTS, from_typed
 from thinwire.hf.pretrained import PRETRAINED, Pretrained
 from tiny import Letters, bert, llama, pack
 
@@ -148,6 +148,31 @@ def test_sets_are_the_texts_that_their_files_have(data_dir: Path) -> None:
 def make_model(classes: int | None) -> tuple[Any, Any]:
     model = llama() if classes is None else bert(num_labels=classes)
     return model, Letters()
+
+
+def make_drawn(classes: int) -> tuple[Any, Any]:
+    """A model that is drawn from torch's generator as it is."""
+    return torch.nn.Linear(3, classes), Letters()
+
+
+def make_drawn_later(classes: int) -> tuple[Any, Any]:
+    return (lambda: make_drawn(classes)[0]), Letters()
+
+
+def test_a_model_that_the_users_function_draws_is_that_of_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from thinwire.train.slot import make_module
+
+    monkeypatch.setitem(TEXTS, "sst2", lambda *_: NEWS)
+
+    def weights(name: str, seed: int, ambient: int) -> list[float]:
+        torch.manual_seed(ambient)
+        model: Any = from_typed(f"{__name__}:{name}", "sst2", data_dir=None, clients=2, seed=seed).model
+        module: Any = model if isinstance(model, torch.nn.Module) else make_module(model, seed)
+        numbers: list[float] = module.weight.flatten().tolist()
+        return numbers
+
+    assert weights("make_drawn", 1, 5) == weights("make_drawn", 1, 6) == weights("make_drawn_later", 1, 7)
+    assert weights("make_drawn", 1, 5) != weights("make_drawn", 2, 5)
 
 
 @pytest.mark.parametrize("given", [NEWS, TALK])

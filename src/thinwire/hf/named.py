@@ -14,7 +14,9 @@ from ..data.personachat import personachat_texts
 from ..data.shakespeare import shakespeare_texts
 from ..data.sst2 import sst2_texts
 from ..data.texts import Texts
+from ..dice import seeded
 from ..errors import nearest, require
+from ..key import Key
 from ..problem import Problem, call
 from .build import problem
 from .pretrained import PRETRAINED, Numbers, load_tokenizer, make_adapted, pretrained_names
@@ -41,7 +43,8 @@ def from_typed(typed: str, data: str, **about: Any) -> Problem:
     """What ``thinwire run --hf`` names: ``minilm``, ``smollm2``, or ``my_module:make_model`` of the user's own.
 
     That function returns a model, or a function that makes it, and its tokenizer. It is called with ``classes``, the
-    number of classes or None for texts to continue, if it takes that. Raises ``ValueError``, naming the option.
+    number of classes or None for texts to continue, if it takes that. What it draws begins at the seed, as what a
+    function that makes a model draws. Raises ``ValueError``, naming the option.
     """
     require(
         data in TEXTS,
@@ -50,7 +53,8 @@ def from_typed(typed: str, data: str, **about: Any) -> Problem:
     if ":" not in typed:
         return standard(data, typed, **about)
     given = load_texts(data, about["data_dir"])
-    made = call(typed, f"--hf {typed}", {"classes": given.num_classes})
+    with seeded(Key(about["seed"]).number("model")):
+        made = call(typed, f"--hf {typed}", {"classes": given.num_classes})
     require(
         isinstance(made, tuple) and len(made) == 2,
         f"--hf {typed}: it returned {type(made).__name__}, not (model, tokenizer)",
