@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import shutil
 import warnings
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import thinwire as tw
+from thinwire.errors import RunError
 from thinwire.losses import mean_loss
 from tiny import Letters, bert, llama, lora
 
@@ -195,6 +197,44 @@ def test_another_base_is_refused_and_so_is_a_model_without_an_adapter(tmp_path: 
     result = tw.simulate(tw.FedAvg(LOCAL), whole.model, whole.tasks, rounds=1)
     with pytest.raises(ValueError, match="the model is a LlamaForCausalLM and no PEFT model"):
         tw.hf.save_adapter(result, tmp_path / "none")
+
+
+def scaled(**more: Any) -> Any:
+    return peft.get_peft_model(llama(), peft.LoraConfig(**ON, lora_alpha=4, **more))
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (lambda: peft.get_peft_model(llama(), peft.LoraConfig(**ON, lora_alpha=16)), "lora_alpha=4, and that of the"),
+        (lambda: scaled(use_rslora=True), "use_rslora=False, and that of the model use_rslora=True"),
+        (lambda: scaled(alpha_pattern={"q_proj": 8}), "alpha_pattern={}, and that of the model alpha_pattern="),
+        (lambda: scaled(lora_dropout=0.5), None),  # which a model that predicts does not have
+    ],
+)
+def test_an_adapter_that_is_scaled_otherwise_is_another_model(other: Any, said: str | None, tmp_path: Path) -> None:
+    result = train_adapted(scaled, tmp_path)
+    if said is None:
+        assert logits(tw.load(tmp_path, adapt(other)).model).equal(logits(result.module))
+    else:
+        with pytest.raises(ValueError, match=re.escape(said)):
+            tw.load(tmp_path, adapt(other))
+    problem = tw.hf.problem(adapt(other), TEXTS, clients=2, task="causal-lm", tokenizer=Letters())
+    with pytest.raises(RunError, match="is another run: its model is"):
+        tw.simulate(tw.FedAvg(LOCAL), problem.model, problem.tasks, rounds=2, out=tmp_path, resume=True)
+
+
+def test_texts_that_are_cut_otherwise_are_another_run(tmp_path: Path) -> None:
+    def begin(rounds: int, length: int | None, resume: bool = False) -> None:
+        about: dict[str, Any] = {"clients": 2, "task": "causal-lm", "tokenizer": Letters(), "length": length}
+        problem = tw.hf.problem(lora(llama()), ["ab", "cd", "efgh", "ijkl"], seed=2, **about)
+        assert {task.batch(torch.tensor([0]))["input_ids"].shape[1] for task in problem.tasks} == {2}
+        tw.simulate(tw.FedAvg(LOCAL), problem.model, problem.tasks, rounds, out=tmp_path, resume=resume)
+
+    begin(1, None)
+    with pytest.raises(RunError, match="is another run: its data is"):
+        begin(2, 3, resume=True)
+    begin(2, None, resume=True)
 
 
 def test_an_adapter_of_another_shape_and_one_that_is_missing_are_refused(tmp_path: Path) -> None:

@@ -33,6 +33,11 @@ class _Texts:
     def __len__(self) -> int:
         return len(self.indices)
 
+    def data_tensors(self) -> list[Tensor]:
+        """All that a client's batches are made of, by which a run that goes on knows its data."""
+        labels = self.labels if isinstance(self.labels, Rows) else [self.labels]
+        return [*self.rows, *labels, self.indices]
+
     def inputs(self, which: Int64[Tensor, " b"]) -> TextBatch:
         ids, inside = self.rows.pad(which, self.fill)
         return {"input_ids": ids, "attention_mask": inside.long()}

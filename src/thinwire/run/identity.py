@@ -17,6 +17,7 @@ from ..config import complete
 from ..dice import seeded
 from ..losses import IGNORED
 from ..task import Supervised, Task
+from ..train.adapter import scales
 from ..train.device import to_device
 from ..version import code_version
 from ..wire import dumps
@@ -26,8 +27,10 @@ log = logging.getLogger("thinwire")
 
 
 def model_digest(module: nn.Module) -> str:
-    """Names, shapes and values of everything in a model, frozen parameters too."""
-    digest = hashlib.sha256()
+    """Names, shapes and values of everything in a model, frozen parameters too, and by what an adapter is scaled."""
+    digest = hashlib.sha256(
+        json.dumps(scaled, sort_keys=True, default=str).encode() if (scaled := scales(module)) else b""
+    )
     for name, tensor in module.state_dict().items():
         digest.update(f"{name}{_tensor_digest(tensor)}".encode())
     return digest.hexdigest()[:16]
@@ -40,10 +43,15 @@ def run_digest(algorithm: Algorithm, model: str, seed: int, clients: int, known:
 
 
 def data_digest(tasks: Sequence[Task]) -> str:
-    """What everyone has: of :class:`Supervised` tasks all examples, of others their number and some of them."""
+    """What everyone has: all examples of :class:`Supervised` tasks and of those with ``data_tensors``, of others their
+    number and some of them.
+    """
     digest, known = hashlib.sha256(), dict[int, str]()  # tensors that many tasks share are read once
     for task in tasks:
         digest.update(f"{type(task).__qualname__} {len(task)},".encode())
+        for tensor in task.data_tensors() if hasattr(task, "data_tensors") else ():
+            known[id(tensor)] = known.get(id(tensor)) or _tensor_digest(tensor)
+            digest.update(known[id(tensor)].encode())
         if isinstance(task, Supervised):
             for tensor in (task.inputs, task.targets):
                 known[id(tensor)] = known.get(id(tensor)) or _tensor_digest(tensor)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,6 +13,9 @@ import torch
 from torch import Tensor, nn
 
 ADAPTER = "adapter_model.safetensors"
+CONFIG = "adapter_config.json"
+# What of a configuration changes what an adapter computes, and is in no name, shape or value of its weights.
+SCALES = ("lora_alpha", "alpha", "alpha_pattern", "rank_pattern", "use_rslora", "scaling", "lora_dropout")
 
 
 def is_adapter(module: nn.Module) -> bool:
@@ -45,9 +49,26 @@ def names_beside_adapter(module: nn.Module) -> list[str]:
     return [name for name, p in module.named_parameters() if p.requires_grad and p.data_ptr() not in there]
 
 
+def scales(module: nn.Module) -> dict[str, Any]:
+    """The settings by which the active adapter is scaled, and dropped in training; none for what is no adapter."""
+    if not is_adapter(module):
+        return {}
+    config = _bare(module).active_peft_config
+    return {name: getattr(config, name) for name in SCALES if getattr(config, name, None) is not None}
+
+
+def _check_scales(module: nn.Module, folder: Path) -> None:
+    """Raise ``RuntimeError`` where the adapter of a folder is scaled otherwise than that of a PEFT model."""
+    there = json.loads((folder / CONFIG).read_text()) if (folder / CONFIG).exists() else {}
+    for name, own in scales(module).items():
+        same = name == "lora_dropout" or there.get(name, own) == own
+        if not same:
+            raise RuntimeError(f"its adapter has {name}={there[name]}, and that of the model {name}={own}")
+
+
 def adapter_weights(module: nn.Module, folder: Path) -> dict[str, Tensor]:
     """What :func:`adapter_files` gave, put into a PEFT model and by the names of its state. ``RuntimeError`` for the
-    files of another model, or for none.
+    files of another model, or of one that is scaled otherwise, or for none.
     """
     from safetensors.torch import load_file
 
@@ -56,6 +77,7 @@ def adapter_weights(module: nn.Module, folder: Path) -> dict[str, Tensor]:
     weights = load_file(folder / ADAPTER)
     if odd := sorted(weights.keys() ^ _adapter_state(module).keys()):
         raise RuntimeError(f"{odd[0]} is in one of the two alone")
+    _check_scales(module, folder)
     import_module("peft").set_peft_model_state_dict(_bare(module), weights, adapter_name=_active(module))
     names, state = names_in_adapter(module), module.state_dict()
     return {name: state[name] for name in names}
