@@ -21,6 +21,7 @@ from thinwire.data.texts import Texts
 from thinwire.errors import DataError
 from thinwire.hf.named import TEXTS, from_typed
 from thinwire.hf.pretrained import PRETRAINED, Pretrained
+from thinwire.studies import Federated
 from tiny import Letters, bert, llama, pack
 
 pytest.importorskip("transformers")
@@ -195,8 +196,17 @@ def test_the_command_line_takes_a_model_and_names_texts(
         (["--hf", "minilm", "--data", "digits"], "--data digits has no texts; take one of ag_news, personachat"),
         (["--hf", "minilm", "--model", "mlp", "--data", "sst2"], "--hf minilm is a model and its texts: leave out"),
         (["--hf", "nobody", "--data", "sst2"], "by name there are minilm, smollm2"),
+        (["--text-length", "5", "--data", "digits"], "--text-length 5: it is of texts, with --hf"),
         (["--hf", f"{__name__}:bert", "--data", "sst2"], "it returned BertForSequenceClassification, not (model, tok"),
     ):
         code, error = ran(*words, "--out", str(tmp_path / "other"))
         assert code == 2
         assert said in " ".join(error.split())
+
+
+@pytest.mark.parametrize("given", [NEWS, TALK])
+def test_a_study_cuts_texts_at_the_length_that_is_typed(given: Texts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TEXTS, "sst2", lambda *_: given)
+    study = Federated(("FedAvg()",), data="sst2", hf=f"{__name__}:make_model", clients=2, text_length=5)
+    tasks: Any = study.problem(0).tasks
+    assert max(int(task.rows.sizes().max()) for task in tasks) == 5

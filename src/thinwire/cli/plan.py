@@ -10,7 +10,8 @@ from .command import command, open_parameters, options_of, options_with
 from .options import Json, print_json
 from .typed import study as study_of
 
-OF_STUDY = ("use", "data", "model", "hf", "augment", "data_dir", "task", "clients", "split", "rounds", "unseen")
+DATA = ("data", "data_dir", "task", "hf", "text_length", "model", "augment")
+OF_STUDY = ("use", *DATA, "clients", "split", "rounds", "unseen")
 
 
 def _options() -> list[Any]:

@@ -22,7 +22,7 @@ from ..federated.network import transfer
 from ..federated.setting import Setting
 from ..federated.simulate import simulate
 from ..federated.simulation import Simulation
-from ..hf.named import from_typed
+from ..hf.named import LENGTH, from_typed
 from ..links import Dense
 from ..optimizers import SGD
 from ..problem import CLIENTS, Problem, custom, standard
@@ -74,7 +74,7 @@ class Federated(Study):
     """A study of federated methods.
 
     - ``task``: ``my_module:make_task`` in place of data and model.
-    - ``hf``: a model and its tokenizer, for the texts that ``data`` names.
+    - ``hf``: a model and its tokenizer, for the texts that ``data`` names; ``text_length``: tokens of each.
     - ``clients``, ``split``, ``holdout``, ``unseen``: who has what of the data.
     - ``rounds``: of each run. They may become more when the study goes on.
     - ``setting``: how a run goes. ``seeds`` take the place of its seed, which is that of the first run.
@@ -104,6 +104,9 @@ class Federated(Study):
     hf: str | None = option_field(
         None, "minilm, smollm2 or my_module:make_model: a Hugging Face model for a --data of texts."
     )
+    text_length: Count | None = option_field(
+        None, f"Tokens of a text, or of a packed row, with --hf (default: {LENGTH})."
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -117,6 +120,10 @@ class Federated(Study):
         beside = {"task": self.task, "model": self.model, "augment": self.augment, "unseen": self.unseen}
         other = next((name for name, value in beside.items() if value not in (None, ())), None)
         require(self.hf is None or other is None, f"--hf {self.hf} is a model and its texts: leave out --{other}")
+        require(
+            self.text_length is None or self.hf is not None,
+            f"--text-length {self.text_length}: it is of texts, with --hf",
+        )
 
     @staticmethod
     def method(text: str, use: Sequence[str] = (), defaults: Mapping[str, Any] | None = None) -> Algorithm | Auto:
@@ -140,6 +147,7 @@ class Federated(Study):
         held, augments = self.holdout, self.augments()
         if self.hf is not None:
             about = {"clients": self.clients, "split": self._split(), "seed": seed, "holdout": held}
+            about["length"] = self.text_length or LENGTH
             return from_typed(self.hf, self.data, data_dir=self.data_dir, **about)
         return standard(
             self.data, self.model, self.clients, self._split(), seed, held, self.data_dir, augments, self.unseen
