@@ -18,7 +18,7 @@ from tiny import llama, lora
 STEPS, EVERY = 6, 2
 
 
-def start(folder: Path, resume: bool = False, killed: int | None = None, clipped: float = 0.01) -> None:
+def start(folder: Path, resume: bool | str = False, killed: int | None = None, clipped: float = 0.01) -> None:
     """A rank's process: adapters of a tiny Llama, two batches a step, in bfloat16. Rank 1 is killed after a step."""
     torch.set_num_threads(1)
     from transformers import Trainer, TrainerCallback, TrainingArguments
@@ -79,6 +79,10 @@ def test_two_ranks_that_were_killed_and_resumed_go_on_to_the_same_bits(tmp_path:
     own = [torch.load(tmp_path / f"whole/checkpoint-6/thinwire-{rank}.pt", weights_only=True) for rank in (0, 1)]
     moments = [next(iter(each["optimizer"]["state"].values()))["exp_avg"] for each in own]
     assert not moments[0].equal(moments[1])  # each rank's own, of which the trainer saves rank 0's alone
+    other = torchrun(start, tmp_path / "other", False, None, 0.02)
+    assert other.returncode == 0, other.stderr[-3000:]
+    done = torchrun(start, tmp_path / "other", str(tmp_path / "whole/checkpoint-4"), None, 0.02)
+    assert "of other weights than the model has: name the folder that is resumed by Compress(checkpoi" in done.stderr
     (tmp_path / "broken/checkpoint-6/thinwire-1.pt").unlink()
     done = torchrun(start, tmp_path / "broken", True)
     assert "thinwire-1.pt is missing, without which training would go on to other numbers" in done.stderr

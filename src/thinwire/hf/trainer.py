@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ class Compress(TrainerCallback):  # type: ignore[misc,unused-ignore]
     ``handle`` is what ``compress`` returned, with the bytes in its ``ledger``; None before training.
 
     Raises ``ValueError`` for one process, for FSDP and DeepSpeed, and for ``fp16`` with clipping, and
-    :class:`RunError` for a checkpoint without this rank's file.
+    :class:`RunError` for a checkpoint without this rank's file, or with one that was written beside other weights.
     """
 
     def __init__(self, method: Method = DEF(), *, seed: int = 0, checkpoint: str | Path | None = None) -> None:  # noqa: B008  frozen
@@ -59,7 +60,7 @@ class Compress(TrainerCallback):  # type: ignore[misc,unused-ignore]
         )
         self.handle = compress(_wrapper(model), optimizer, self.method, seed=self.seed)
         if state.global_step:
-            self._load(_folder(args, state) if self.checkpoint is None else Path(self.checkpoint), optimizer)
+            self._load(_folder(args, state) if self.checkpoint is None else Path(self.checkpoint), model, optimizer)
         self.saved = state.global_step
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
@@ -73,13 +74,13 @@ class Compress(TrainerCallback):  # type: ignore[misc,unused-ignore]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         if control.should_save:
-            self._save(args, state, parts["optimizer"])
+            self._save(args, state, **parts)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         self.on_step_end(args, state, control, **parts)
 
     def on_save(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
-        self._save(args, state, parts["optimizer"])  # an evaluation has asked for it, after the step
+        self._save(args, state, **parts)  # an evaluation has asked for it, after the step
 
     def on_train_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         if self.handle is not None:
@@ -90,20 +91,20 @@ class Compress(TrainerCallback):  # type: ignore[misc,unused-ignore]
         if self.most is not None:
             self.most, args.max_grad_norm = None, self.most
 
-    def _save(self, args: Any, state: Any, optimizer: Any) -> None:
+    def _save(self, args: Any, state: Any, *, model: nn.Module, optimizer: Any, **_: Any) -> None:
         """Write this rank's file, and wait for the others: the trainer's own come after."""
         if self.handle is None or self.saved == state.global_step or args.save_only_model:
             return
         folder = _folder(args, state)
         folder.mkdir(parents=True, exist_ok=True)
-        whole = {"compressed": self.handle.state_dict(), "optimizer": optimizer.state_dict()}
+        whole = {"compressed": self.handle.state_dict(), "optimizer": optimizer.state_dict(), "model": _digest(model)}
         path = folder / _name()
         torch.save(whole, path.with_suffix(".new"))
         path.with_suffix(".new").replace(path)
         self.saved = state.global_step
         dist.barrier()
 
-    def _load(self, folder: Path, optimizer: Any) -> None:
+    def _load(self, folder: Path, model: nn.Module, optimizer: Any) -> None:
         path = folder / _name()
         if not path.exists():
             raise RunError(
@@ -112,6 +113,11 @@ class Compress(TrainerCallback):  # type: ignore[misc,unused-ignore]
             )
         assert self.handle is not None
         whole = torch.load(path, map_location="cpu", weights_only=True)
+        if whole.get("model", _digest(model)) != _digest(model):
+            raise RunError(
+                f"{path} is of other weights than the model has: name the folder that is resumed by "
+                f"Compress(checkpoint=...)"
+            )
         optimizer.load_state_dict(whole["optimizer"])
         self.handle.load_state_dict(whole["compressed"])
 
@@ -125,6 +131,16 @@ def _wrapper(model: nn.Module) -> DistributedDataParallel:
     )
     wrapper: DistributedDataParallel = around[-1]
     return wrapper
+
+
+def _digest(model: nn.Module) -> str:
+    """What names the trained parameters of a model, and no others."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, p in model.named_parameters():
+        if p.requires_grad:
+            digest.update(name.encode())
+            digest.update(p.detach().reshape(-1).cpu().contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _folder(args: Any, state: Any) -> Path:
