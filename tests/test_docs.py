@@ -755,6 +755,9 @@ def test_the_figures_of_a_page_of_a_method_are_those_of_the_results_that_it_name
     assert wrong == []
 
 
+MOMENTUM = ("FedAvgM, .6", "FedACG")
+
+
 def test_what_the_page_of_fedluar_says_in_words_is_in_its_table_and_lines():
     """And what docs/methods/luar.md says of where recycling loses."""
     page, text = said("docs/claims/fedluar.md"), (ROOT / "docs/claims/fedluar.md").read_text()
@@ -797,6 +800,10 @@ def test_what_the_page_of_fedluar_says_in_words_is_in_its_table_and_lines():
     gain = claims[alike + "recycling 2 of 4 is better than dropping"][0].split(" points")[0]
     assert f"{gain.removeprefix('+')} points better than leaving them out" in page
     assert sorted(ahead(alike + "recycling 3 of 4 is better than dropping")) == [-11.8, 1.3, 3.0]
+    momentum = [
+        claims[f"{alike}over {row} half of the bytes cost up to 1.1 points, as over FedAvg"][0] for row in MOMENTUM
+    ]
+    assert [re.match(r"-0(.\d) ± .*points; (5[01]) %", text).group(1) for text in momentum] == [".3", ".6"]
     parts = [of_rows(rows, "recycling", f"3 of 4, metric, {how}")[0].split()[0] for how in ("recycled", "dropped")]
     assert float(parts[1]) - float(parts[0]) == pytest.approx(14.1, abs=0.11)
     looked = [claims[f"{alike}LBGM, δ = .{d}: 1.18 points behind FedAvg, 29 % saved"][0] for d in (8, 9)]
