@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -107,6 +108,13 @@ def test_an_unseen_site_that_there_is_not_is_refused() -> None:
         standard(sites(), unseen=3)
     with pytest.raises(ValueError, match="unseen=0: digits has no sites with tests of their own, as retina has"):
         standard("digits", unseen=0)
+
+
+@pytest.mark.parametrize("name", ["clients", "seed", "unseen"])
+@pytest.mark.parametrize("number", [2.0, "2", True])
+def test_a_count_that_is_no_whole_number_is_refused_by_its_name(name: str, number: object) -> None:
+    with pytest.raises(ValueError, match=f"{name}={number!r}: a whole number is expected"):
+        inspect.unwrap(standard)(sites(), **{name: number})  # without the check of annotations that tests run under
 
 
 def test_a_set_without_sites_has_twenty_clients_where_no_number_is_given() -> None:

@@ -21,6 +21,7 @@ import difflib
 from collections.abc import Iterable
 from importlib import import_module
 from importlib.util import resolve_name
+from numbers import Integral
 from typing import Any
 
 
@@ -71,6 +72,13 @@ def require(condition: bool, message: str) -> None:
     """Raise ``ValueError(message)`` unless the condition holds."""
     if not condition:
         raise ValueError(message)
+
+
+def require_whole(**numbers: object) -> None:
+    """Raise ``ValueError``, naming it, for one that is neither a whole number nor None."""
+    for name, number in numbers.items():
+        fits = number is None or (isinstance(number, Integral) and not isinstance(number, bool))
+        require(fits, f"{name}={number!r}: a whole number is expected")
 
 
 def find_class(module: str, package: str, name: str, row: str) -> Any:

@@ -19,7 +19,7 @@ from . import data as sets
 from . import models
 from .data import Augment, DataSet, Split
 from .dice import seeded
-from .errors import nearest, require
+from .errors import nearest, require, require_whole
 from .key import Key
 from .losses import each_mask, masks
 from .models.cnn import SMALLEST
@@ -66,6 +66,7 @@ def standard(
     ``unseen`` is a site that takes no part: its training examples are left out, and the shared test is its own test
     alone. Raises ``ValueError`` for it where the set has no sites.
     """
+    require_whole(clients=clients, seed=seed, unseen=unseen)
     require(clients is None or clients > 0, f"clients={clients}: it must be at least 1")
     require(0 <= holdout < 1, f"holdout={holdout}: it is a share below 1")
     require(

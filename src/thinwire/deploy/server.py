@@ -20,7 +20,7 @@ from torch import nn
 
 from ..algorithms.base import Algorithm
 from ..algorithms.runnable import check_runnable
-from ..errors import OutOfSync, RunError, ThinwireError, WireError, check, require
+from ..errors import OutOfSync, RunError, ThinwireError, WireError, check, require, require_whole
 from ..federated.buffered import check_late
 from ..federated.clip import Norms
 from ..federated.envelope import Answer, mark, read_answer
@@ -84,6 +84,7 @@ class Deployment(Asking):
         **fields: Any,
     ) -> None:
         check_runnable(algorithm)
+        require_whole(clients=clients)
         require(clients > 0, f"clients={clients}: there must be at least one")
         setting = Setting.of(setting, fields)
         self.setting = setting

@@ -11,7 +11,7 @@ from torch import nn
 
 from ..algorithms.auto import Auto
 from ..algorithms.base import Algorithm
-from ..errors import require
+from ..errors import require, require_whole
 from ..run.folder import open_folder
 from ..run.progress import live
 from ..run.ranks import barrier, rank
@@ -78,7 +78,7 @@ def simulate(
     training diverges, and :class:`RunError` for a folder of another run.
     """
     setting = Setting.of(setting, fields)
-    require(type(rounds) is int, f"rounds={rounds!r}: a whole number is expected")
+    require_whole(rounds=rounds)
     require(rounds > 0, f"rounds={rounds}: it must be at least 1")
     require(out is not None or not resume, "resume=True needs the folder of the run: out=...")
     again = "the same call with resume=True"

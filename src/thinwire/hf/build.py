@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data import IID, Natural, Split
-from ..errors import nearest, require
+from ..errors import nearest, require, require_whole
 from ..key import Key
 from ..losses import IGNORED
 from ..problem import CLIENTS, Problem, hold_out
@@ -70,6 +70,7 @@ def problem(
     known = get_args(Kind)
     require(task in known, f"task={task!r}: {' and '.join(map(repr, known))} are known{nearest(str(task), known)}")
     causal = task == "causal-lm"
+    require_whole(clients=clients, seed=seed, length=length)
     require(clients is None or clients > 0, f"clients={clients}: it must be at least 1")
     require(0 <= holdout < 1, f"holdout={holdout}: it is a share below 1")
     require(length is None or length > 1, f"length={length}: a row has at least 2 tokens")

@@ -15,7 +15,7 @@ from ..data.shakespeare import shakespeare_texts
 from ..data.sst2 import sst2_texts
 from ..data.texts import Texts
 from ..dice import seeded
-from ..errors import nearest, require
+from ..errors import nearest, require, require_whole
 from ..key import Key
 from ..problem import Problem, call
 from .build import problem
@@ -86,6 +86,7 @@ def standard(
 
     Raises ``ValueError`` for an unknown name, and for texts to continue with ``minilm``, which continues none.
     """
+    require_whole(rank=rank)
     given = load_texts(data, data_dir) if isinstance(data, str) else data
     causal = given.labels is None
     if isinstance(model, str):

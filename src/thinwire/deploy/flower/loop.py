@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 from torch import nn
 
 from ...algorithms.base import Algorithm
-from ...errors import require
+from ...errors import require, require_whole
 from ...federated.result import Record, Result
 from ...ranges import Count
 from ...run.folder import open_folder
@@ -102,6 +102,7 @@ def serve(
     With ``out``, a folder, there is a checkpoint after every round; a server that is started
     again with the same arguments goes on from it, whatever killed the one before.
     """
+    require_whole(rounds=rounds)
     require(rounds > 0, f"rounds={rounds}: it must be at least 1")
     setting = ServeSetting.of(setting, fields)
     with one_thread(), open_folder(out, "the server, started with the same arguments,") as folder:
