@@ -20,7 +20,21 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 
 import thinwire as tw
-from thinwire.ddp import DEF, DEFA, EF, EF21, SAEF, Compressed, DetachedLoCo, Hook, Method, PSync, compress
+from thinwire.ddp import (
+    DEF,
+    DEFA,
+    EF,
+    EF21,
+    SAEF,
+    Compressed,
+    DetachedLoCo,
+    Hook,
+    LocalSGD,
+    Method,
+    PSync,
+    StreamingDiLoCo,
+    compress,
+)
 from thinwire.ddp.average import average, ends
 from thinwire.ddp.collectives import Group, Traffic
 from thinwire.ddp.simulation import simulate
@@ -140,6 +154,30 @@ def test_what_is_written_to_a_model_of_the_ranks_own_is_that_model(write):
     script.loss()
     assert torch.allclose(script.held, values, atol=1e-6)
     assert torch.equal(flat(script.model.state_dict().values()), x)
+
+
+WITHIN = [DEFA(8, lam=0.3, steps=3), LocalSGD(3), DetachedLoCo(3), DEF(8, lam=0.3, delay=1), StreamingDiLoCo(4, 2, 1)]
+
+
+@pytest.mark.parametrize("method", WITHIN, ids=repr)
+def test_a_model_that_is_loaded_within_a_round_is_the_one_that_is_looked_at_and_trained(method):
+    """Eight steps end no round of three, and with a delay every step is within one."""
+    script, values = Script(method), torch.linspace(-1, 1, SIZE)
+    e, lam = script.c.state_dict()["residual"], script.c.lam
+    other = dict(zip(script.model.state_dict(), values.split([96, 16, 48, 3]), strict=True))
+    shapes = {name: p.shape for name, p in script.model.named_parameters()}
+    for times in (2.0, 1.0):  # the last one that is loaded counts
+        script.model.load_state_dict({name: times * part.view(shapes[name]) for name, part in other.items()})
+    saved = script.c.state_dict()
+    with torch.no_grad():
+        script.model(X)
+        assert torch.equal(script.held, values)
+    assert torch.equal(flat(script.model.state_dict().values()), values)
+    script.loss().backward()
+    begins = values if e is None else values - lam * e
+    assert torch.allclose(script.held, begins, atol=1e-6)
+    assert torch.allclose(saved["within"], begins, atol=1e-6)
+    assert torch.equal(flat(script.model.state_dict().values()), values)
 
 
 def test_what_is_written_just_before_a_step_is_a_part_of_it():

@@ -19,7 +19,7 @@ from ..errors import CombinationError, require
 from .clock import advance_by, begin
 from .collectives import mean
 from .elastic import Elastic
-from .exchange import advance, leave, output, place, settle, start, take_in
+from .exchange import advance, leave, output, place, settle, start
 from .feedback import Feedback
 from .frozen import freeze, thaw
 from .handle import Named, parameters
@@ -109,9 +109,9 @@ class AtOptimizer(Elastic):
         self.vector.pull()
         self.away = True
         if self.aside is not None:
-            take_in(self.rank, at, self.vector.flat)
+            self._take_written(at)
             self.vector.flat.copy_(self.aside)
-            self.aside, self.at = None, lam
+            self.aside, self.at, self.anew, self.restored = None, lam, False, False
             self.vector.push()
             return
         if at == 0:
@@ -138,7 +138,7 @@ class AtOptimizer(Elastic):
                 "step, of which that is a part: write to them after the step, or before the forward pass",
             )
         else:
-            take_in(rank, at, flat)
+            self._take_written(at)
         self.away = False
         if at != self.method.at_rest or self.aside is not None:
             self._move_to(self.method.at_rest)
@@ -180,7 +180,9 @@ class AtOptimizer(Elastic):
             self.leave()
             self.led = True
         elif self.aside is not None and self.at is not None:
-            self.leave()  # what is looked at is w, whether or not x was asked for before
+            self._take_written(self.at)
+            if not self.anew:
+                self.leave()  # what is looked at is w, whether or not x was asked for before
         elif self.at not in (None, self.method.at_rest) and not (self.pending or self.stepped or self._within):
             self.rest()
 
@@ -342,6 +344,7 @@ class AtOptimizer(Elastic):
         self._residual(state["residual"], state["total"])
         own = state.get("within")
         rank.sender, rank.lam, rank.v, self.aside = sender, state["lam"], v, None if own is None else own.clone()
+        self.anew, self.restored = False, own is not None
         if rank.seen is not None:
             rank.seen.copy_(state["seen"])
         for number, value in enumerate(rank.flying or ()):

@@ -31,7 +31,7 @@ from ..wire import dumps, loads, restore
 from .blocks import blocks
 from .clock import Clock
 from .collectives import AllReduce, Broadcast, Gather, Request, Traffic
-from .exchange import Rank, place
+from .exchange import Rank, place, take_in
 from .feedback import Feedback
 from .handle import STAMP, Compressed
 from .rounds import Rounds
@@ -49,6 +49,8 @@ class Elastic(Compressed):
     rounds: Rounds
     clock: Clock | None  # of rounds that last so many seconds
     aside: Tensor | None  # w, while the parameters rest within a round
+    anew: bool = False  # that is where the round begins anew, since a script has loaded another x
+    restored: bool = False  # that is of a state, and x may be loaded after it
     cut: bool  # whether the last exchange came to no end
 
     @abstractmethod
@@ -58,6 +60,20 @@ class Elastic(Compressed):
     @abstractmethod
     def _move_to(self, lam: float) -> None:
         """They hold x - lam * e."""
+
+    def _take_written(self, at: float) -> None:
+        """Take in what a script has written to parameters that held x - at * e: it is x.
+
+        Written within a round it begins that anew, and what the rank did of it is dropped: it belongs to another x.
+        """
+        rank = self.rank
+        self.vector.pull()
+        flat, written = self.vector.flat, False
+        if self.aside is not None and not self.restored:
+            written = not torch.equal(flat, rank.x - at * rank.e if at else rank.x)
+        take_in(rank, at, flat)
+        if written:
+            self.aside, self.anew = torch.sub(rank.x, rank.e, alpha=rank.lam), True
 
     @property
     def _within(self) -> bool:
