@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, get_state_dict, set_state_dict
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
@@ -539,6 +540,54 @@ def test_sparse_gradients_are_for_def_and_refused_by_a_hook():
     assert c.step == 1
 
 
+def test_sparse_gradients_are_clipped_by_what_they_come_to():
+    """Word 1 stands in three places, whose gradients are added: of weights 1 that is 3 * 2 numbers, by hand."""
+    model = DistributedDataParallel(nn.Embedding(9, 2, sparse=True))
+    c = compress(model, torch.optim.SGD(model.parameters(), lr=1.0), EF(1))
+    model(torch.tensor([1, 1, 4, 1])).sum().backward()
+    assert c.clip_grad_norm_(1.0) == pytest.approx(20**0.5)  # of rows (3, 3) and (1, 1)
+    assert torch.allclose(model.module.weight.grad.to_dense()[[1, 4]], torch.tensor([[3.0], [1.0]]) / 20**0.5)
+
+
+@pytest.mark.parametrize("most", [-1.0, float("nan")])
+def test_a_norm_that_none_can_have_turns_no_gradient_round(most):
+    script = Script(DEF(8))
+    script.loss().backward()
+    before = script.gradient
+    with pytest.raises(ValueError, match="max_norm must be at least 0"):
+        script.c.clip_grad_norm_(most)
+    assert torch.equal(script.gradient, before)
+
+
+@pytest.mark.parametrize("first", ["compress", "torch"])
+@pytest.mark.parametrize(
+    "method", [DEF(8), LocalSGD(3), DEF(8, delay=1), Hook(tw.ErrorFeedback(tw.TopK(0.1)))], ids=repr
+)
+def test_the_step_of_nothing_by_which_torch_makes_an_optimisers_state_is_no_step(method, first):
+    """torch.distributed.checkpoint steps an optimiser without a state at a rate of 0, before it saves or loads."""
+    whole = Script(method, 4)
+    saved = copy.deepcopy([*get_state_dict(whole.model, whole.optimizer), whole.c.state_dict()])
+    assert whole.c.step == 4
+    again = Script(method, 0)
+    assert get_optimizer_state_dict(again.model, again.optimizer)
+    assert again.c.step == again.c.ledger.bytes == 0
+    other = DistributedDataParallel(net())
+    optimizer = sgd(other.parameters())
+    c = compress(other, optimizer, method)
+    calls = [
+        lambda: c.load_state_dict(saved[2]),
+        lambda: set_state_dict(other, optimizer, model_state_dict=saved[0], optim_state_dict=saved[1]),
+    ]
+    for call in calls if first == "compress" else calls[::-1]:
+        call()
+    again.model, again.optimizer, again.c = other, optimizer, c
+    for script in (whole, again):
+        for _ in range(3):
+            script.step()
+    assert torch.equal(flat(again.model.state_dict().values()), flat(whole.model.state_dict().values()))
+    assert again.c.ledger.summary() == whole.c.ledger.summary()
+
+
 def test_what_is_said_before_the_first_step_is_counted_apart():
     """Of 163 parameters a block of 20 and a float; the handshake is one gather of up to 256 bytes behind its length."""
     c = Script(DEF(8), 5).c
@@ -979,3 +1028,22 @@ def test_checkpointed_activations_change_nothing(reentrant):
         nn.functional.cross_entropy(model(X), Y).backward()
         optimizer.step()
     assert torch.allclose(flat(model.parameters()), script.held, atol=1e-6)
+
+
+def test_an_optimiser_may_be_without_a_learning_rate():
+    class Fixed(torch.optim.Optimizer):
+        def step(self, closure: Any = None) -> None:
+            with torch.no_grad():
+                for p in self.param_groups[0]["params"]:
+                    p.sub_(0.5 * p.grad)
+
+    script = Script(EF(1), 0)
+    model = DistributedDataParallel(net())
+    optimizer = Fixed(model.parameters(), {})
+    c = compress(model, optimizer, EF(1))
+    nn.functional.cross_entropy(model(X), Y).backward()
+    optimizer.step()
+    script.loss().backward()
+    expected = script.held - 0.5 * script.gradient
+    assert torch.allclose(flat(model.parameters()), expected)
+    assert c.step == 1

@@ -366,6 +366,16 @@ def test_what_is_predicted_of_coded_positions_is_about_what_is_in_the_ledger(met
     assert predict(method, net(), 3, 9).bytes == pytest.approx(ledger.bytes, rel=0.15)
 
 
+def test_what_is_predicted_of_a_hook_is_of_the_models_own_types():
+    """PowerSGD sends 32-bit numbers, also of 64-bit ones: of rank 1 those of 8 + 1 (the flag) and then of 6."""
+    model = nn.Linear(6, 8, bias=False)
+    assert predict(Hook(tw.PowerSGD(1)), model, 2, 1).bytes == 4 * (8 + 1 + 6)
+    assert predict(Hook(tw.PowerSGD(1)), model.double(), 2, 1).bytes == 4 * (8 + 1 + 6)
+    assert predict(Hook(tw.Half()), model.bfloat16(), 2, 1).bytes == 2 * (48 + 1)
+    with pytest.raises(CombinationError, match="parameter 'weight' is complex64, and what is sent is real"):
+        predict(Hook(tw.Dense()), nn.Linear(6, 8, bias=False, dtype=torch.complex64), 2, 1)
+
+
 def test_a_prediction_changes_no_model_and_needs_ranks():
     model = net()
     predict(DetachedLoCo(2), model, 2, 4)
@@ -553,6 +563,17 @@ def test_demo_has_one_rate():
         ValueError, match=r"^DeMo has one learning rate, and the groups of the optimisers have \[0.1, 0.2"
     ):
         Team(DeMo(), 1, two).run(1)
+
+    def tensors(parameters: Any) -> torch.optim.Optimizer:
+        first, *others = parameters
+        groups = [{"params": [first], "lr": torch.tensor(0.5)}, {"params": others, "lr": torch.tensor(0.5)}]
+        return torch.optim.SGD(groups)
+
+    def numbers(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=0.5)
+
+    one, other = (Team(DeMo(), 1, make).run(3).workers[0].rank.x for make in (tensors, numbers))
+    assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize(

@@ -269,8 +269,8 @@ class AtOptimizer(Elastic):
         require(
             all(p.grad is None for p in self.vector.parameters) or not bool(self.rank.e.any()),
             f"{self.name} takes gradients at another point than the parameters hold between steps, and no forward pass "
-            "of the model has led there since the last step: call the model that compress() was given, or the module "
-            "in it, and not a part of it",
+            "of the model has led there since the last step: call the model that compress() was given, and not the "
+            "module in it or a part of it",
         )
 
     @torch.no_grad()
@@ -290,7 +290,7 @@ class AtOptimizer(Elastic):
         if not moved and self.rounds.single:
             self._move_to(self.method.at_rest)
             return
-        rates = [group["lr"] for one in self.optimizers for group in one.param_groups]
+        rates = [float(group["lr"]) for one in self.optimizers for group in one.param_groups if "lr" in group]
         step = (self.method, self.rank, self.vector.flat, self.key(), rates, self.debug, self.vector.still)
         talk = advance_by(self.clock, moved, *step) if self.clock else advance(*step)
         self.cut = True  # until it has come to its end

@@ -90,7 +90,7 @@ def average(link: Link, own: LinkEnds, g: Params, key: Key, since: Since | None 
     """
     finite = g.finite()
     if isinstance(link, PowerSGD):
-        mine = flag(finite, since, g.flat.dtype)
+        mine = flag(finite, since, torch.float32)
         heard = partial(check_flags, since, key)
         step = yield from low_rank(link, own.sender, g if finite else g.zeros(), key, mine, heard)
         if step is None:

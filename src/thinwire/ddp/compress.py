@@ -28,6 +28,7 @@ from .feedback import Feedback, Method
 from .handle import Compressed, Named, even, parameters
 from .methods import DEF, Hook
 from .shards import is_cut, is_wrapped
+from .vector import check_real
 
 
 def compress(
@@ -172,11 +173,7 @@ def _parameters_to_send(model: nn.Module, optimizers: Sequence[Optimizer]) -> Na
     averaged = _averaged_by_ddp(model, inner)
     trained = [(name, p) for p, name in named.items() if p.requires_grad and p in averaged]
     for name, p in trained:
-        if p.is_complex():
-            raise CombinationError(
-                f"parameter {name!r} is {str(p.dtype).removeprefix('torch.')}, and what is sent is real: keep its real "
-                "and imaginary parts in a real parameter, and see it through torch.view_as_complex in forward()"
-            )
+        check_real(name, p)
     known = any(p in optimised for _, p in trained)
     require(known, "the model has no trainable parameters that the optimiser knows: nothing would be sent")
     return trained

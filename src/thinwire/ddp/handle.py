@@ -108,10 +108,12 @@ class Compressed(ABC):
         """Scale all ranks' gradients by one factor: the root mean square of their norms is then at most ``max_norm``.
 
         Returns that root mean square before. One all-reduce of one number; for methods whose gradients are local
-        until the step: what torch's function clips is then each rank's own.
+        until the step: what torch's function clips is then each rank's own. ``ValueError`` for one below 0, or NaN.
         """
         grads = [p.grad for p in self.parameters_of_optimizers() if p.grad is not None]
-        own: Any = torch.nn.utils.get_total_norm(grads)
+        require(max_norm >= 0, f"clip_grad_norm_({max_norm}): max_norm must be at least 0")
+        dense = [g.coalesce().values() if g.is_sparse else g for g in grads]
+        own: Any = torch.nn.utils.get_total_norm(dense)
         own = own.full_tensor() if hasattr(own, "full_tensor") else own
         square = own.float().square().reshape(1)
         if not self.removed:  # else DistributedDataParallel has averaged gradients
@@ -261,9 +263,11 @@ class Compressed(ABC):
     def enter(self, optimizer: Optimizer) -> bool:
         """A call of ``step`` begins. Whether it is a step, and not a part of one: a class's may call its base's."""
         outer = frame = _step_frame()
+        empty = False  # torch.distributed.checkpoint steps at a rate of 0, for an optimiser's state to be there
         while frame is not None and frame is not self.outer:
+            empty |= frame.f_code.co_name == "_init_optim_state"
             frame = frame.f_back
-        if frame is not None:  # else the call before has raised, or there was none
+        if empty or frame is not None:  # else the call before has raised, or there was none
             self.deeper += 1
             return False
         self.inside, self.outer, self.deeper = optimizer, outer, 0

@@ -8,7 +8,7 @@ factors of its own. Here all ranks share one P, which comes from the mean of the
 for it.
 
 Differences from the paper: none. What is owed is M - P (M^T P)^T with each rank's own M, as printed, and P is that of
-the mean.
+the mean. Numbers are sent in 32 bits, as the link sends them.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ def low_rank(
     ``heard``, and one of M^T P.
     """
     owed = g + own.residual.only(g.names)
-    thin = {name: owed[name].reshape(len(owed[name]), -1) for name in owed.names if name in own.start}  # [m, n]
+    sent = owed.to(torch.float32)
+    thin = {name: sent[name].reshape(len(owed[name]), -1) for name in owed.names if name in own.start}  # [m, n]
     starts = {name: unit(own.start[name], key.everyone().at(name)) for name in thin}  # [rank, n]
-    first = {name: thin[name] @ starts[name].T if name in thin else owed[name] for name in owed.names}
+    first = {name: thin[name] @ starts[name].T if name in thin else sent[name] for name in owed.names}
     sums = torch.cat([*(part.reshape(-1) for part in first.values()), flag])
     yield AllReduce(sums)
     if not (yield from heard(sums[-1])):
@@ -50,7 +51,8 @@ def low_rank(
         yield AllReduce(second)
     right = _split(second, mine)
     arrived = [left[name] @ right[name] if name in thin else seen[name] for name in owed.names]
-    residual = join(owed.layout, [rest[name] if name in thin else torch.zeros_like(owed[name]) for name in owed.names])
+    whole = {name: owed[name] - sent[name] for name in owed.names if name not in thin}  # of 64 bits what 32 have not
+    residual = join(owed.layout, [(rest | whole)[name] for name in owed.names])
     start = own.start | right if link.warm else dict(own.start)
     return join(owed.layout, arrived), Sender(own.residual.replace(residual, copy=False), start)
 

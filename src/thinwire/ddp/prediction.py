@@ -7,12 +7,11 @@ depends on what is in a message (positions, bins), it is about that.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import nn
 
 from ..key import Key
+from ..params import Layout, Params
 from ..ranges import Count, check_ranges, of_argument
 from .average import average, ends
 from .clock import refuse
@@ -20,7 +19,7 @@ from .collectives import Traffic, together
 from .exchange import advance, start
 from .feedback import Feedback, Method
 from .methods import Hook
-from .vector import Vector
+from .vector import Vector, check_real
 
 
 def predict(method: Method, model: nn.Module, ranks: Count, steps: Count) -> Traffic:
@@ -34,16 +33,19 @@ def predict(method: Method, model: nn.Module, ranks: Count, steps: Count) -> Tra
     check_ranges(_Size, {"ranks": ranks, "steps": steps}, of_argument)
     refuse(method, "a prediction is for a number of steps")
     named = [(n, nn.Parameter(p.detach().cpu().clone())) for n, p in model.named_parameters() if p.requires_grad]
-    vector = Vector(named, method.fragments if isinstance(method, Feedback) else 1)
     draw, traffic = torch.Generator().manual_seed(0), Traffic()
-    flats = [vector.flat.clone() for _ in range(ranks)]
     if isinstance(method, Feedback):
+        vector = Vector(named, method.fragments)
+        layout, flats = vector.layout, [vector.flat.clone() for _ in range(ranks)]
         team = [start(method, vector.layout, vector.flat, ranks, vector.parts) for _ in range(ranks)]
     else:
         assert isinstance(method, Hook)
-        own = [ends(method.link, vector.layout, ranks) for _ in range(ranks)]
+        for name, p in named:
+            check_real(name, p)
+        layout = Layout.of(named)  # as ranks have it: shapes and 64-bit floats are the model's
+        own = [ends(method.link, layout, ranks) for _ in range(ranks)]
     for step in range(steps):
-        common = torch.randn(len(vector.flat), generator=draw)
+        common = torch.randn(layout.size, generator=draw)
         keys = [Key(0, step, k, "ddp") for k in range(ranks)]
         moves = [1e-3 * (common + torch.randn(len(common), generator=draw)) for _ in keys]
         if isinstance(method, Feedback):
@@ -52,7 +54,7 @@ def predict(method: Method, model: nn.Module, ranks: Count, steps: Count) -> Tra
             of = zip(team, flats, keys, strict=True)
             together([advance(method, rank, w, key, [1e-3]) for rank, w, key in of], traffic)
         else:
-            grads = [replace(vector.layout.zeros(), flat=move) for move in moves]
+            grads = [Params(layout, move.to(layout.dtype)) for move in moves]
             of_link = zip(own, grads, keys, strict=True)
             together([average(method.link, end, g, key) for end, g, key in of_link], traffic)
         traffic.steps += 1

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ..errors import CombinationError
 from ..params import Layout
 from .rounds import deal
 from .shards import is_shard, local
@@ -38,11 +39,7 @@ class Vector:
         for name, tensor in shapes:
             if tensor.dtype != torch.float32:
                 kind = str(tensor.dtype).removeprefix("torch.")
-                if tensor.is_complex():
-                    raise ValueError(
-                        f"parameter {name!r} is {kind}, and what is sent is real: keep its real and imaginary parts in "
-                        "a real parameter, and see it through torch.view_as_complex in forward()"
-                    )
+                check_real(name, tensor)
                 raise ValueError(
                     f"parameter {name!r} is {kind}: keep parameters in float32 and compute in less under autocast"
                 )
@@ -120,6 +117,15 @@ class Vector:
             )
         view.copy_(p.detach())
         p.data = view
+
+
+def check_real(name: str, x: Tensor) -> None:
+    """``CombinationError`` for a complex parameter."""
+    if x.is_complex():
+        raise CombinationError(
+            f"parameter {name!r} is {str(x.dtype).removeprefix('torch.')}, and what is sent is real: keep its real and "
+            "imaginary parts in a real parameter, and see it through torch.view_as_complex in forward()"
+        )
 
 
 def _in_memory(x: Tensor) -> Tensor:

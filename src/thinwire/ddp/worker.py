@@ -124,7 +124,7 @@ class Worker:
         if isinstance(self.method, Feedback):
             clip()
             self.optimizer.step()
-            rates = [group["lr"] for group in self.optimizer.param_groups]
+            rates = [float(group["lr"]) for group in self.optimizer.param_groups if "lr" in group]
             yield from advance(self.method, self.rank, self.vector.flat, key, rates)
             return
         assert isinstance(self.method, Hook)
