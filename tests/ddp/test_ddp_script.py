@@ -8,12 +8,14 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file, save_model
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, get_state_dict, set_state_dict
 from torch.nn.parallel import DistributedDataParallel
@@ -33,6 +35,7 @@ from thinwire.ddp import (
     LocalSGD,
     Method,
     PSync,
+    Seconds,
     StreamingDiLoCo,
     compress,
 )
@@ -468,6 +471,23 @@ def test_a_script_that_forgets_the_state_of_compress_is_told_the_line_to_add(fir
     assert torch.equal(flat(model.parameters()), script.held)
 
 
+def test_ranks_by_the_clock_go_on_with_the_optimiser_of_any_of_them_without_a_warning():
+    """Rank 0 of two had made 8 steps and rank 1 5, in as many rounds; now there is one rank."""
+    script = Script(LocalSGD(Seconds(30)), 0)
+    one = script.c.state_dict()
+    states = [{**one, "ranks": 2, "rank": k, "step": made} for k, made in enumerate((8, 5))]
+    for made, told in ((8, False), (5, False), (6, True)):
+        saved = script.optimizer.state_dict()
+        saved["param_groups"][0]["thinwire"] = torch.tensor([made, 0, 2])
+        script.optimizer.load_state_dict(saved)
+        script.c.load_state_dict(states)
+        with warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter("always")
+            script.step()
+        assert bool(heard) == told
+        script.c.load_state_dict(states)
+
+
 def test_a_rank_that_goes_on_with_the_momentum_of_another_is_told():
     script = Script(DEF(8))
     state = script.optimizer.state_dict()
@@ -586,6 +606,51 @@ def test_the_step_of_nothing_by_which_torch_makes_an_optimisers_state_is_no_step
             script.step()
     assert torch.equal(flat(again.model.state_dict().values()), flat(whole.model.state_dict().values()))
     assert again.c.ledger.summary() == whole.c.ledger.summary()
+
+
+@pytest.mark.parametrize("method", [DEF(8, lam=0.3), LocalSGD(3)], ids=repr)
+@pytest.mark.parametrize("away", [False, True])
+def test_who_saves_a_model_finds_each_parameter_in_a_storage_of_its_own(method, away, tmp_path):
+    """safetensors refuses parameters that share one, and accelerate's ``save_model`` keeps the first alone.
+
+    Eight steps end no round of three.
+    """
+    script = Script(method)
+    if away:
+        script.loss()
+    state = script.model.module.state_dict()
+    assert len({part.untyped_storage().data_ptr() for part in state.values()}) == 4
+    assert [part.untyped_storage().nbytes() for part in state.values()] == [4 * 96, 4 * 16, 4 * 48, 4 * 3]
+    save_model(script.model.module, str(tmp_path / "model.safetensors"))
+    saved = load_file(tmp_path / "model.safetensors")
+    assert saved.keys() == state.keys()
+    assert all(torch.equal(saved[name], part) for name, part in state.items())
+
+
+def test_tied_parameters_are_one_to_who_saves_the_model(tmp_path):
+    module = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5, bias=False))
+    module[1].weight = module[0].weight
+    model = DistributedDataParallel(module)
+    compress(model, sgd(model.parameters()), DEF(8, lam=0.3))
+    for look in (lambda: None, lambda: model(torch.arange(3))):
+        look()
+        save_model(module, str(tmp_path / "model.safetensors"))
+        assert len(load_file(tmp_path / "model.safetensors")) == 1
+
+
+def test_what_is_wrong_with_what_compress_is_given_is_said_in_one_line():
+    model = DistributedDataParallel(net())
+    optimizer = sgd(model.parameters())
+    with pytest.raises(ValueError, match="an optimiser was given twice: give each once"):
+        compress(model, [optimizer, optimizer], DEF(8))
+    with pytest.raises(
+        ValueError, match=r"^compress\(seed=1180591620717411303424\): a whole number of at most 64 bits"
+    ):
+        compress(model, optimizer, DEF(8), seed=2**70)
+    c = compress(model, optimizer, DEF(8), seed=-3)
+    for state in ({}, {"format": 2}, [{"format": 2}], {**c.state_dict(), "format": 1}):
+        with pytest.raises(ValueError, match=r"^this is no state of thinwire\.ddp, or of another version"):
+            c.load_state_dict(state)
 
 
 def test_what_is_said_before_the_first_step_is_counted_apart():

@@ -205,7 +205,7 @@ class AtOptimizer(Elastic):
     def _save(self, module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
         """x in place of what the parameters hold; with ``keep_vars`` the parameters themselves."""
         if not self._live:
-            self.vector.replace(state, self.rank.x.clone())
+            self.vector.replace(state, self.rank.x)
 
     def _loading(self, *args: Any) -> None:
         self.rest()

@@ -53,6 +53,11 @@ def compress(
     compressed, and ``OutOfSync`` if ranks ask for different things. Nothing is changed then.
     """
     optimizers = [_bare(one) for one in (optimizer if isinstance(optimizer, Sequence) else [optimizer])]
+    require(len(set(optimizers)) == len(optimizers), "an optimiser was given twice: give each once")
+    require(
+        isinstance(seed, int) and -(2**63) <= seed < 2**63,
+        f"compress(seed={seed!r}): a whole number of at most 64 bits, the same on all ranks",
+    )
     named = _parameters_to_send(model, optimizers)
     if isinstance(method, Feedback):
         _check_stepped(named, optimizers, method)

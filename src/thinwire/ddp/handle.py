@@ -33,6 +33,7 @@ from .tie import Tie
 
 FORMAT = 2  # of a state_dict
 STAMP = "thinwire"  # what an optimiser's first parameter group has in a state_dict: step, rank, ranks
+OF_ALL = {"method", "seed", "ranks", "rank", "step", "ledger"}  # what a state_dict has of every method
 Named = list[tuple[str, nn.Parameter]]
 NOT_ELASTIC = "{}() is for DEF and its kin, and for local steps: over a Hook compress the new group's model anew"
 
@@ -55,8 +56,8 @@ class Compressed(ABC):
         self.group = Group(group, Traffic())
         self.model, self.optimizers, self.seed, self.debug = model, tuple(optimizers), seed, debug
         self.name, self.complete = repr(method), complete(method)
-        self.step = 0
-        self.removed = False
+        self.step, self.removed = 0, False
+        self.saved: set[int] = set()  # steps at which the states were saved that were loaded since the last step
         # The module that holds the parameters, for whoever asks for its state.
         self.inner = model.module if isinstance(model, DistributedDataParallel) else model
         self._same_everywhere([self.complete, seed, debug, [[n, list(p.shape)] for n, p in named]])
@@ -149,10 +150,10 @@ class Compressed(ABC):
         ``ValueError`` for the state of another method, model or number of ranks, and changes nothing then.
         """
         self.alive()
-        states = [state] if isinstance(state, dict) else list(state)
+        states = list(state) if isinstance(state, Sequence) else [state]
         require(bool(states), "load_state_dict: an empty list of states")
         for one in states:
-            known = isinstance(one, dict) and one.get("format") == FORMAT
+            known = isinstance(one, dict) and one.get("format") == FORMAT and one.keys() >= OF_ALL
             require(known, "this is no state of thinwire.ddp, or of another version: give what state_dict() returned")
             for name, mine in (("method", self.complete), ("seed", self.seed)):
                 require(one[name] == mine, f"this state is of another {name}: {one[name]}, not {mine}")
@@ -174,7 +175,7 @@ class Compressed(ABC):
             whole = ranks == {len(states)} and sorted(one["rank"] for one in states) == list(range(len(states)))
             require(whole and len(steps) == 1, "these are not the states of all ranks at one step")
             self.merge(states)
-        self.step = first["step"]
+        self.step, self.saved = first["step"], {one["step"] for one in states}
 
     @abstractmethod
     def memory_of_method(self) -> dict[str, Any]:
@@ -330,7 +331,7 @@ class Compressed(ABC):
             if stamp is None:
                 continue
             (step, rank, ranks), name = stamp.tolist(), type(optimizer).__name__
-            if step != self.step:
+            if step not in self.saved | {self.step}:
                 warnings.warn(
                     f"{name}'s state was saved after step {step} of a compressed training, and what compress() gave "
                     f"is at step {self.step}: what was not sent yet is lost, and training goes on to other numbers. "
@@ -348,7 +349,7 @@ class Compressed(ABC):
 
     def count(self) -> None:
         """A step was made."""
-        self.step += 1
+        self.step, self.saved = self.step + 1, set()
         self.group.traffic.steps += 1
 
     def _same_everywhere(self, mine: list[Any]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.utils.dlpack import from_dlpack
 
 from ..errors import CombinationError
 from ..params import Layout
@@ -47,7 +48,7 @@ class Vector:
                 raise ValueError(f"parameter {name!r} is on {tensor.device}, others on {device}: one device a rank")
         self.last = [_channels_last(tensor) for tensor in self.tensors()]
         self.flat: Float[Tensor, " d"] = torch.empty(self.layout.size, dtype=torch.float32, device=device)
-        self.views = self.cut(self.flat)
+        self.views = [_alone(view) for view in self.cut(self.flat)]
         self.places = [_place(view) for view in self.views]
         with torch.no_grad():
             for view, tensor in zip(self.views, self.tensors(), strict=True):
@@ -92,8 +93,8 @@ class Vector:
             torch.autograd.graph.increment_version(self.parameters)
 
     def replace(self, state: dict[str, Any], flat: Float[Tensor, " d"]) -> None:
-        """In a module's state put ``flat`` in place of what parameters hold, but for parameters themselves."""
-        where = {mine.data_ptr(): part for mine, part in zip(self.tensors(), self.cut(flat), strict=True)}
+        """In a module's state put copies of ``flat`` in place of what parameters hold, but for parameters."""
+        where = {mine.data_ptr(): part.clone() for mine, part in zip(self.tensors(), self.cut(flat), strict=True)}
         for name, value in state.items():
             if not isinstance(value, Tensor) or isinstance(value, nn.Parameter):
                 continue
@@ -126,6 +127,14 @@ def check_real(name: str, x: Tensor) -> None:
             f"parameter {name!r} is {str(x.dtype).removeprefix('torch.')}, and what is sent is real: keep its real and "
             "imaginary parts in a real parameter, and see it through torch.view_as_complex in forward()"
         )
+
+
+def _alone(view: Tensor) -> Tensor:
+    """A part of a tensor, seen as one that has a storage of its own, in the same memory.
+
+    Whoever saves a model takes parameters of one storage for one parameter: safetensors and accelerate do.
+    """
+    return from_dlpack(view) if view.numel() and view.device.type in ("cpu", "cuda") else view
 
 
 def _in_memory(x: Tensor) -> Tensor:
