@@ -653,6 +653,17 @@ def test_what_is_wrong_with_what_compress_is_given_is_said_in_one_line():
             c.load_state_dict(state)
 
 
+@pytest.mark.parametrize("link", [tw.Dense(), tw.ErrorFeedback(tw.TopK(0.1)), tw.PowerSGD(1)], ids=repr)
+def test_with_debug_a_hook_says_which_rank_has_a_gradient_that_is_not_finite(link):
+    script = Script(Hook(link), 0)
+    script.c.remove()
+    script.c = compress(script.model, script.optimizer, Hook(link), debug=True)
+    script.step()
+    with pytest.warns(UserWarning, match="^step 1: rank 0 would send NaN or infinity; .* unless a GradScaler skips"):
+        (script.loss() * float("inf")).backward()
+    assert script.c.ledger.gathered >= 2 * 264  # a message of its own before each
+
+
 def test_what_is_said_before_the_first_step_is_counted_apart():
     """Of 163 parameters a block of 20 and a float; the handshake is one gather of up to 256 bytes behind its length."""
     c = Script(DEF(8), 5).c

@@ -23,7 +23,7 @@ from ..errors import CombinationError, require
 from ..params import Params
 from ..wire import dumps, loads
 from .average import LinkEnds, Since, alike, average, ends
-from .collectives import Gather, Talk
+from .collectives import Gather, Talk, agree
 from .frozen import freeze, thaw
 from .given import Given
 from .handle import Compressed, Named, parameters
@@ -195,6 +195,9 @@ class AtGradient(Compressed):
         if not pairs:
             return
         places, gradients = [self.places[n] for n, _ in pairs], [g for _, g in pairs]
+        if self.debug:
+            finite = all(bool(g.isfinite().all()) for g in gradients)
+            self.drive(agree([self.step, [], finite], fatal=False), "comparing what is to be sent")
         told = self.always is None  # what happened is compared already
         if told:
             torch._foreach_copy_(places, gradients)

@@ -9,6 +9,7 @@ what follows (:class:`Later`): by a thread of a process (:mod:`.overlap`), and f
 from __future__ import annotations
 
 import datetime
+import warnings
 from collections.abc import Generator, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
@@ -226,8 +227,11 @@ def gather(data: bytes) -> Talk[list[bytes]]:
     return everyone
 
 
-def agree(mine: list[Any]) -> Talk[None]:
-    """Raise on every rank unless all are at the same step and block with finite numbers."""
+def agree(mine: list[Any], fatal: bool = True) -> Talk[None]:
+    """Raise on every rank unless all are at the same step and block with finite numbers.
+
+    Where others may be what a GradScaler skips (``fatal`` is False) they are warned of.
+    """
     answers = yield Gather(dumps(mine))
     everyone = [loads(data) for data in answers]
     for number, (step, begin, finite) in enumerate(everyone):
@@ -237,7 +241,10 @@ def agree(mine: list[Any]) -> Talk[None]:
                 f"rank 0 is at step {everyone[0][0]} with {everyone[0][1]}"
             )
         if not finite:
-            raise NonFinite(f"step {step}: rank {number} would send NaN or infinity; lower the learning rate or clip")
+            text = f"step {step}: rank {number} would send NaN or infinity; lower the learning rate or clip"
+            if fatal:
+                raise NonFinite(text)
+            warnings.warn(f"{text}, unless a GradScaler skips the step", stacklevel=2)
 
 
 def together(talks: Sequence[Talk[T]], traffic: Traffic | None = None) -> list[T]:

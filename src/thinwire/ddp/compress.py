@@ -47,7 +47,8 @@ def compress(
     model's parameters, or several that share them, ``[muon, adamw]``. What is sent is then a step of each, after the
     last one. A wrapper without hooks of its own, such as accelerate's, stands for the optimiser in it. ``seed`` is that
     of all random choices and the same on every rank. With ``debug`` ranks make sure before each step that they are at
-    the same one, with finite numbers. That takes a message of its own.
+    the same one, with finite numbers. That takes a message of its own. Over a ``Hook``, whose gradients a GradScaler
+    may skip, numbers that are not finite are a warning.
 
     All ranks call it at the same place. Raises ``ValueError`` (``CombinationError`` among them) for what cannot be
     compressed, and ``OutOfSync`` if ranks ask for different things. Nothing is changed then.
