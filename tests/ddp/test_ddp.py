@@ -857,6 +857,14 @@ def test_ddp_sim_says_in_one_line_what_is_wrong(words, said, capsys, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_the_momentum_of_ddp_sim_is_that_of_either_optimiser():
+    """AdamW's is its first beta, as in `thinwire pipeline`."""
+    p = [nn.Parameter(torch.zeros(2))]
+    assert compare.DataParallel(("DEF(64)",), momentum=0.5).optimizer(p).defaults["momentum"] == 0.5
+    assert compare.DataParallel(("DEF(64)",), momentum=0.5, adamw=True).optimizer(p).defaults["betas"] == (0.5, 0.999)
+    assert compare.DataParallel(("DEF(64)",), adamw=True).optimizer(p).defaults["betas"] == (0.9, 0.999)
+
+
 OWN = """
 from dataclasses import dataclass
 import thinwire as tw

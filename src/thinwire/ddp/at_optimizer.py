@@ -359,7 +359,7 @@ class AtOptimizer(Elastic):
         )
         owed = [s["residual"] for s in states]
         self._residual(torch.stack(owed).mean(0) if self.method.owes else None, states[0]["total"])
-        self.aside = None
+        self.aside, self.anew = None, False
         if "outer" in states[0]:
             self.rank.v = thaw(states[0]["outer"], self.rank.v)
         # The best lambda hangs on the number of ranks: it is measured anew.

@@ -58,8 +58,8 @@ class DataParallel(StepStudy):
     """A study of data-parallel methods.
 
     ``decay`` is in shares of the steps: after each the learning rate is a tenth of what it was. Without ``adamw``
-    workers have SGD. ``checkpoint_every`` changes no result; a checkpoint has the parameters, momentum and residual of
-    every worker, about four models each.
+    workers have SGD. ``momentum`` is SGD's, and the first beta of AdamW. ``checkpoint_every`` changes no result; a
+    checkpoint has the parameters, momentum and residual of every worker, about four models each.
     """
 
     kind: ClassVar[str] = "data-parallel"
@@ -111,7 +111,7 @@ class DataParallel(StepStudy):
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
         """A worker's."""
         if self.adamw:
-            return torch.optim.AdamW(parameters, lr=self.lr, weight_decay=self.weight_decay)
+            return torch.optim.AdamW(parameters, self.lr, (self.momentum, 0.999), weight_decay=self.weight_decay)
         return torch.optim.SGD(
             parameters, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov, weight_decay=self.weight_decay
         )
@@ -167,7 +167,7 @@ class DataParallel(StepStudy):
     @staticmethod
     def words(about: Record, study: Record) -> list[tuple[str, str | None]]:
         kind = "AdamW" if about.get("adamw") else "SGD"
-        more = "" if about.get("adamw") else f", momentum {about.get('momentum', 0):g}"
+        more = f", momentum {about.get('momentum', 0):g}"
         more += " (Nesterov's)" if about.get("nesterov") else ""
         more += f", weight decay {about['weight_decay']:g}" if about.get("weight_decay") else ""
         decay = ", ".join(f"{100 * share:g} %" for share in about.get("decay") or ())

@@ -47,7 +47,7 @@ class StepStudy(Study):
     batch: int = option_field(8, "Examples a worker takes in a step.")
     steps: int = option_field(1000, "Steps to train.")
     lr: float = option_field(0.1, "Learning rate.")
-    momentum: float = option_field(0.9, "Of each worker's SGD.")
+    momentum: float = option_field(0.9, "Of each worker's SGD; the first beta of AdamW.")
     weight_decay: float = option_field(0.0, "Weight decay.")
     decay: tuple[float, ...] = ()
     evaluate_every: int = option_field(100, "Steps between evaluations.")
