@@ -939,6 +939,13 @@ def test_what_the_page_of_intrinsic_compression_says_in_words_is_in_its_lines():
         far = [x - y for x, y in zip(reached[row], reached[small], strict=True)]
         assert words_of.format(f"{statistics.mean(far):.1f}".removeprefix("0")) in page
         assert statistics.mean(far) < statistics.stdev(far)
+    once = {row: lines[0] for (name, row), lines in found.items() if name == "SST-2, transformer" and 0 in lines}
+    few = [once[f"{row}, d = {d}"] for row, d in (("static", "400"), ("static", "1,600"), ("static", "6,400"))]
+    told = "end at {} with d = 400, for {} MB each way, at {} with 1,600, for {} MB, and at {} with 6,400, for {} MB."
+    assert told.format(*(x for one in few for x in (mean([one["accuracy_mean_of_last_5"]]), sent(one)[0]))) in page
+    changing = once["time-varying, d = 400"]
+    (up, down_), ended = sent(changing), mean([changing["accuracy_mean_of_last_5"]])
+    assert f"Time-varying ones end at {ended} with d = 400, for {up} MB up and {down_} down." in page
     gains = ahead(words["K = 8, d = 6,400"], static[0]), ahead(eight, one)
     assert "{} points ahead of one for the same upload there, and {} with 10,000 clients".format(*gains) in page
     times = sorted(map(down, varying, static))
