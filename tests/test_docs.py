@@ -1059,6 +1059,12 @@ def test_what_the_page_of_flss_says_of_pictures_in_words_is_in_its_lines():
     far = sorted(map(float, behind("Dirichlet(.1)", ("Sign+EF+FLSS", 0.1), ("Sign+EF", 0.05))))
     assert len(far) == 3
     assert f"it ends from {far[-1]:.1f} points behind them to {-far[0]:.1f} ahead".replace(" 0.", " .") in page
+    scaled = ("FedAvg+FLSS", "FedAvg+FLSS, scale 3", "FedAvg+FLSS, scale 10", "FedAvg, 3 times", "FedAvg, 10 times")
+    ends = [mean([found["scale, rate .01", row, 0.01][0]["accuracy_mean_of_last_5"]]) for row in scaled]
+    told = (
+        "FLSS ends at {} with a scale of 1, at {} with 3 and at {} with 10, and FedAvg at {} with three times its rate "
+    )
+    assert (told + "from L on and at {} with ten times (one seed).").format(*ends) in page
     signs = [found["Dirichlet(.1)", *row].values() for row in (("Sign+EF+FLSS", 0.1), ("Sign+EF", 0.05))]
     for row in (("pathological", "FedAvg+FLSS"), ("Dirichlet(.1)", "Sign+EF+FLSS")):
         assert len([line for line in found[*row, 0.1].values() if "diverged" not in line]) == 3
