@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from processes import torchrun
 from thinwire.ddp import DEF
+from thinwire.errors import RunError
 from tiny import llama, lora
 
 STEPS, EVERY = 6, 2
@@ -86,6 +87,25 @@ def test_two_ranks_that_were_killed_and_resumed_go_on_to_the_same_bits(tmp_path:
     (tmp_path / "broken/checkpoint-6/thinwire-1.pt").unlink()
     done = torchrun(start, tmp_path / "broken", True)
     assert "thinwire-1.pt is missing, without which training would go on to other numbers" in done.stderr
+
+
+def test_a_ranks_file_that_is_of_other_weights_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers")
+    from thinwire.hf import trainer
+
+    monkeypatch.setattr(trainer, "_name", lambda: "thinwire-0.pt")
+    model, loaded = llama(), list[Any]()
+    end: Any = type("End", (), {"load_state_dict": lambda self, state: loaded.append(state)})()
+    callback = trainer.Compress()
+    callback.handle = end
+    torch.save({"model": trainer._digest(model), "optimizer": 1, "compressed": 2}, tmp_path / "thinwire-0.pt")
+    callback._load(tmp_path, model, end)
+    assert loaded == [1, 2]
+    with torch.no_grad():
+        next(model.parameters()).flatten()[0] += 1e-3
+    with pytest.raises(RunError, match="of other weights than the model has: name the folder that is resumed"):
+        callback._load(tmp_path, model, end)
+    assert loaded == [1, 2]
 
 
 def test_arguments_are_whole_between_steps_and_after_a_step_that_failed(tmp_path: Path) -> None:

@@ -180,6 +180,7 @@ class AtOptimizer(Elastic):
             self.leave()
             self.led = True
         elif self.aside is not None and self.at is not None:
+            self.vector.pull()
             self._take_written(self.at)
             if not self.anew:
                 self.leave()  # what is looked at is w, whether or not x was asked for before

@@ -62,13 +62,11 @@ class Elastic(Compressed):
         """They hold x - lam * e."""
 
     def _take_written(self, at: float) -> None:
-        """Take in what a script has written to parameters that held x - at * e: it is x.
+        """Take in what a script has written to parameters that held x - at * e, and the vector has now: it is x.
 
         Written within a round it begins that anew, and what the rank did of it is dropped: it belongs to another x.
         """
-        rank = self.rank
-        self.vector.pull()
-        flat, written = self.vector.flat, False
+        rank, flat, written = self.rank, self.vector.flat, False
         if self.aside is not None and not self.restored:
             written = not torch.equal(flat, rank.x - at * rank.e if at else rank.x)
         take_in(rank, at, flat)
