@@ -60,7 +60,7 @@ ROWS: dict[str, ddp.Method] = {
     ),
     "DEF(TransformCoding(33400), steps=20)": ddp.DEF(tw.TransformCoding(33_400), steps=20),
     "DEF(TransformCoding(3340), steps=20)": ddp.DEF(tw.TransformCoding(3_340), steps=20),
-    "DEF(TransformCoding(3340), lam=0.7, steps=20)": ddp.DEF(tw.TransformCoding(3_340), lam=0.7, steps=20),
+    "DEF(TransformCoding(3376), lam=0.7, steps=20)": ddp.DEF(tw.TransformCoding(3_376), lam=0.7, steps=20),
     "DeMo(32)": ddp.DeMo(32),
     "dense, Muon": ddp.Hook(tw.Dense()),
     "LocalSGD(20), Muon": ddp.LocalSGD(20),

@@ -22,6 +22,7 @@ from thinwire.config import complete
 from thinwire.ddp import (
     DEF,
     DEFA,
+    EF,
     EF21,
     SAEF,
     DeMo,
@@ -411,6 +412,18 @@ def test_what_ranks_owe_in_common_is_measured_at_exchanges_far_apart(common, ran
         found.append(team[0].lam_star)
         assert {rank.lam for rank in team} == {team[0].lam}
     assert np.mean(found[10:]) == pytest.approx(best, abs=0.06)
+
+
+@pytest.mark.parametrize("link", [tw.Bins(4), tw.Half(), tw.Int8()], ids=repr)
+def test_a_constant_lambda_of_local_steps_is_not_measured(link):
+    """So it takes no byte more than plain error feedback, where a measured one takes 260 an exchange."""
+    plain, constant, measured = (
+        predict(m, net(), 2, 3 * 16).bytes
+        for m in (EF(link, steps=16), DEF(link, lam=0.7, steps=16), DEF(link, steps=16))
+    )
+    assert (constant - plain, measured - plain) == (0, 3 * 260)
+    with pytest.warns(UserWarning, match=r"lam=0.2.*of 4 ranks the best lam is at least 1/4"):
+        DEF(link, lam=0.2, steps=16).warn(4)
 
 
 def test_what_a_layer_learnt_before_it_was_frozen_within_a_round_is_not_lost():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, Literal
@@ -192,13 +191,7 @@ class Feedback(Method):
         return (1 + 1 / ranks) / 2 if self.detach is None else self.detach
 
     def warn(self, ranks: int) -> None:
-        """Warn of a lambda below 1 / K: what K ranks owe has at least that much in common."""
-        if self.measures and self.detach is not None and self.detach < 1 / ranks:
-            warnings.warn(
-                f"{self!r}: of {ranks} ranks the best lam is at least 1/{ranks} = {1 / ranks:.3g}, and a smaller one "
-                "trains worse: leave lam out, and it is measured, or give a larger one",
-                stacklevel=3,
-            )
+        """Warn of a setting that trains worse with so many ranks."""
 
     @property
     def at_rest(self) -> float:

@@ -136,9 +136,9 @@ def simulate(
     ``on_record`` is called after each evaluation with its record, a line of ``rounds.jsonl`` (see
     :mod:`thinwire.studies.read`). Bytes, the loss and seconds in it are those since the record before. Bytes up are
     what one worker gave to collectives (``reduced_bytes`` and ``gathered_bytes`` of them), bytes down what it got back.
-    Of DEF a record has ``lam`` and ``lam_star`` too. Of methods that keep a residual e_k at each rank it has
-    ``residual``, the root of the mean over ranks of ||e_k||^2, and ``distance``, the norm of their mean: of DEF that
-    is ||x - y||.
+    Of DEF that measures lambda a record has ``lam`` and ``lam_star`` too. Of methods that keep a residual e_k at each
+    rank it has ``residual``, the root of the mean over ranks of ||e_k||^2, and ``distance``, the norm of their mean: of
+    DEF that is ||x - y||.
 
     ``on_state`` is called next, with all that the following steps depend on. Its tensors are not copies: they are
     written to disk, or copied, before it returns. ``resume`` is such a state, after bytes and back. The training goes
