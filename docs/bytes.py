@@ -21,6 +21,7 @@ HERE = Path(__file__).resolve().parent
 sys.path += [str(HERE), str(HERE.parent / "experiments")]
 
 import macros  # noqa: E402
+import method_pages  # noqa: E402
 import record  # noqa: E402
 import torch  # noqa: E402
 
@@ -81,7 +82,7 @@ def main() -> None:
     parser.add_argument("--only", action="append", default=[])
     parser.add_argument("--check", action="store_true")
     o = parser.parse_args()
-    wanted, there = macros.expressions(), {line["expression"]: line for line in record.read(macros.BYTES)}
+    wanted, there = method_pages.expressions(), {line["expression"]: line for line in record.read(macros.BYTES)}
     wrong = []
     for expression, where in sorted(wanted.items()):
         line, asked = there.get(expression), o.again or any(part in expression for part in o.only)

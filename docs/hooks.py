@@ -22,7 +22,9 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File
 
 sys.path.append(str(Path(__file__).resolve().parent))
+import code_names
 import macros
+import method_pages
 
 ROOT = Path(__file__).resolve().parents[1]
 DECISIONS = ROOT / "docs" / "decisions"
@@ -39,12 +41,12 @@ LONGEST = 20_000  # characters of a source that is shown
 
 def on_config(config: Any) -> Any:
     try:
-        every = macros.pages()
-    except macros.Wrong as error:
+        every = method_pages.pages()
+    except code_names.Wrong as error:
         raise PluginError(str(error)) from None
     reference = next(entry["Reference"] for entry in config.nav if "Reference" in entry)
     methods = next(entry["Methods"] for entry in reference if "Methods" in entry)
-    for kind, title in zip(macros.KINDS, ("Federated methods", "Links", "Data-parallel methods"), strict=True):
+    for kind, title in zip(code_names.KINDS, ("Federated methods", "Links", "Data-parallel methods"), strict=True):
         if shown := [{each.name: f"methods/{each.link}"} for each in every if each.kind == kind]:
             methods.append({title: shown})
     return config
@@ -67,7 +69,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     path = page.file.src_uri
     try:
         text = macros.expand(markdown, f"docs/{path}")
-    except macros.Wrong as error:
+    except code_names.Wrong as error:
         raise PluginError(str(error)) from None
     if path.startswith("source/"):
         return text

@@ -12,51 +12,25 @@ Each stands alone on a line:
 ``{{ options run }}``             a table of the options of a command, as its ``--help`` has them
 ``{{ commands }}``                the same of every command but those of ``look``, each below a heading
 
-A name is a public one: ``FedAvg`` of thinwire, ``DEF`` or ``ddp.EF21`` of thinwire.ddp, or the whole path of something
-else, ``thinwire.links.sparse.count_of``.
+Names are those of :mod:`code_names`.
 """
 
 from __future__ import annotations
 
 import ast
-import importlib
 import inspect
 import json
 import re
-import shlex
 import sys
 import textwrap
 from collections.abc import Iterable
-from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-DOCS = Path(__file__).resolve().parent
-BYTES = DOCS / "methods" / "bytes.jsonl"
-MACRO = re.compile(r"^\{\{ *(.*?) *\}\} *$", re.M)
-KINDS = {  # the headings of methods/index.md, and the kinds of the catalogue under each
-    "federated": (*("algorithm", "server optimiser", "local training", "learning rate", "random subspace", "privacy"),),
-    "links": ("link",),
-    "data-parallel": ("data-parallel",),
-}
-PAGED = ("algorithm", "link", "data-parallel")  # the kinds of which everything has a page
-OWNING = ("paper", "differences", "code")  # the macros that say whose page it is
+from code_names import KINDS, Wrong, find, paper_of, resolve, short
+from method_pages import MACRO, call_of, pages
 
-
-class Wrong(Exception):
-    """A macro that cannot be expanded; the message names the page and the macro."""
-
-
-class Call(NamedTuple):
-    """A macro of a page."""
-
-    name: str
-    words: list[str]
-
-
-def calls(text: str) -> list[Call]:
-    """The macros of a page."""
-    return [_call(found[1]) for found in MACRO.finditer(text)]
+BYTES = Path(__file__).resolve().parent / "methods" / "bytes.jsonl"
 
 
 def expand(text: str, page: str) -> str:
@@ -64,7 +38,7 @@ def expand(text: str, page: str) -> str:
 
     def made(found: re.Match[str]) -> str:
         try:
-            call = _call(found[1])
+            call = call_of(found[1])
             if call.name not in MACROS:
                 raise Wrong(f"there is no such macro; there are {', '.join(MACROS)}")
             return MACROS[call.name](call.words)
@@ -74,141 +48,6 @@ def expand(text: str, page: str) -> str:
     return MACRO.sub(made, text)
 
 
-def _call(inside: str) -> Call:
-    try:
-        name, *words = shlex.split(inside) or [""]
-    except ValueError as error:
-        raise Wrong(f"{inside}: {error}") from None
-    return Call(name, words)
-
-
-# -- names ----------------------------------------------------------------------------------------------------------
-
-
-def find(name: str) -> Any:
-    """What a name stands for: a class, a function, a member. Raises :class:`Wrong`."""
-    return _found(name)[-1]
-
-
-def owner(name: str) -> tuple[str, Any]:
-    """The first part of a name that is no module, in full (``thinwire.ddp.EF21``), and what it stands for."""
-    whole, first, _ = _found(name)
-    return whole, first
-
-
-@cache
-def _found(name: str) -> tuple[str, Any, Any]:
-    import thinwire
-    import thinwire.ddp
-
-    if not re.fullmatch(r"[A-Za-z_][\w.]*", name):
-        raise Wrong(f"{name} is no name such as FedAvg or FedAvg.client")
-    parts = name.removeprefix("thinwire.").split(".")
-    if parts[0] in thinwire.__all__:
-        return _members(f"thinwire.{parts[0]}", getattr(thinwire, parts[0]), parts[1:], name)
-    inside = parts[1:] if parts[0] == "ddp" else parts
-    if inside and inside[0] in thinwire.ddp.__all__ and isinstance(getattr(thinwire.ddp, inside[0]), type):
-        return _members(f"thinwire.ddp.{inside[0]}", getattr(thinwire.ddp, inside[0]), inside[1:], name)
-    for cut in range(len(parts) - 1, 0, -1):
-        try:
-            module = importlib.import_module(".".join(["thinwire", *parts[:cut]]))
-        except ModuleNotFoundError:
-            continue
-        if hasattr(module, parts[cut]):
-            whole = ".".join(["thinwire", *parts[: cut + 1]])
-            return _members(whole, getattr(module, parts[cut]), parts[cut + 1 :], name)
-    raise Wrong(f"{name} is neither a public name of thinwire or thinwire.ddp nor the path of something in them")
-
-
-def _members(whole: str, first: Any, rest: list[str], name: str) -> tuple[str, Any, Any]:
-    value = first
-    for word in rest:
-        try:
-            value = inspect.getattr_static(value, word)
-        except AttributeError:
-            raise Wrong(f"{name}: {whole} has no member {word}") from None
-    return whole, first, value
-
-
-def catalogued() -> dict[str, str]:
-    """The name in full of everything that has a page -> its kind in the catalogue."""
-    return {whole: kind for whole, kind, _ in _catalogue()}
-
-
-@cache
-def _catalogue() -> list[tuple[str, str, Any]]:
-    from thinwire.studies.catalogue import catalogue
-
-    found = []
-    for entry in catalogue():
-        if entry.kind in sum(KINDS.values(), ()):
-            whole, cls = owner(f"ddp.{entry.name}" if entry.kind == "data-parallel" else entry.name)
-            found.append((whole, entry.kind, cls))
-    return found
-
-
-# -- the pages of methods -------------------------------------------------------------------------------------------
-
-
-class Page(NamedTuple):
-    """A page of docs/methods."""
-
-    path: Path
-    name: str
-    about: str
-    names: list[str]  # in full, of what it is the page of
-    kind: str  # of KINDS
-
-    @property
-    def link(self) -> str:
-        return self.path.name
-
-
-def pages() -> list[Page]:
-    """All pages of methods, by name."""
-    paths = [path for path in (DOCS / "methods").glob("*.md") if path.name != "index.md"]
-    return sorted((page(path) for path in paths), key=lambda each: each.name.lower())
-
-
-def page(path: Path) -> Page:
-    """What a page says of itself. Raises :class:`Wrong`."""
-    text, where = path.read_text(), f"docs/methods/{path.name}"
-    head = re.match(r"# (.+?) \((.+)\)\n", text)
-    if not head:
-        raise Wrong(f'{where}: it begins with "# Name (what it is in words)"')
-    names = list(dict.fromkeys(name for call in calls(text) if call.name == "paper" for name in call.words))
-    names = [owner(name)[0] for name in names]
-    # What has no paper has no such line: it is on the page that has its name, its code or its differences.
-    known = {name.removeprefix("thinwire."): name for name in catalogued()}
-    names += [known[word] for word in re.findall(r"[\w.]+", head[1]) if word in known]
-    for call in calls(text):
-        names += [owner(word)[0] for word in call.words if call.name in OWNING and not _paper(word)]
-    names = [name for name in dict.fromkeys(names) if name in catalogued()]
-    if not names:
-        raise Wrong(
-            f"{where}: it is the page of nothing in the catalogue; name what it is about with {{{{ paper X }}}}"
-        )
-    kind = next(kind for kind, words in KINDS.items() if catalogued()[names[0]] in words)
-    return Page(path, head[1], head[2], names, kind)
-
-
-def expressions() -> dict[str, list[str]]:
-    """Every expression that a page has the bytes of -> the pages."""
-    found: dict[str, list[str]] = {}
-    for path in sorted((DOCS / "methods").glob("*.md")):
-        for call in calls(path.read_text()):
-            for word in call.words if call.name == "bytes" else ():
-                found.setdefault(word, []).append(f"docs/methods/{path.name}")
-    return found
-
-
-# -- the macros -----------------------------------------------------------------------------------------------------
-
-
-def _paper(name: str) -> str:
-    return str(getattr(owner(name)[1], "paper", ""))
-
-
 def paper(names: list[str]) -> str:
     """The lines of papers, each once."""
     if not names:
@@ -216,7 +55,7 @@ def paper(names: list[str]) -> str:
     papers: dict[str, list[str]] = {}
     for name in names:
         find(name)
-        papers.setdefault(_paper(name), []).append(f"`{_short(name)}`")
+        papers.setdefault(paper_of(name), []).append(f"`{short(name)}`")
     lines = []
     for said, whose in papers.items():
         linked = re.sub(r"arXiv:(\d{4}\.\d{4,5})", r"[arXiv:\1](https://arxiv.org/abs/\1)", said)
@@ -246,7 +85,7 @@ def code(names: list[str]) -> str:
 
 def _class(name: str) -> str:
     """The class whose member a name is; of a function or a class itself nothing."""
-    _, first, value = _found(name)
+    _, first, value = resolve(name)
     return first.__name__ if isinstance(first, type) and value is not first else ""
 
 
@@ -298,7 +137,7 @@ def differences(names: list[str]) -> str:
         texts = [text for text in texts if text]
         if not texts:
             raise Wrong(f'neither {name} nor its module says "Differences from the paper: ..."')
-        said.setdefault("\n\n".join(markdown(" ".join(text.split())) for text in texts), []).append(_short(name))
+        said.setdefault("\n\n".join(markdown(" ".join(text.split())) for text in texts), []).append(short(name))
     if len(said) == 1:
         return f"{next(iter(said))}\n"
     return "".join(f"**{', '.join(f'`{name}`' for name in whose)}.** {text}\n\n" for text, whose in said.items())
@@ -317,10 +156,6 @@ def markdown(text: str) -> str:
         escaped = part.replace("&", "&amp;").replace("<", "&lt;").replace("*", "\\*")
         parts[i] = re.sub(r"^``(.*)``$", r"`\1`", part) if i % 2 else escaped
     return "".join(parts)
-
-
-def _short(name: str) -> str:
-    return name.removeprefix("thinwire.").removeprefix("ddp.")
 
 
 def read_bytes() -> dict[str, dict[str, Any]]:

@@ -425,7 +425,9 @@ def test_the_three_kinds_of_training_are_named_where_thinwire_is_described():
 
 
 sys.path += [str(ROOT / "experiments"), str(ROOT / "docs")]
+import code_names  # noqa: E402
 import macros  # noqa: E402
+import method_pages  # noqa: E402
 
 # Under a name of its own: tests/tables.py is another table.
 spec = importlib.util.spec_from_file_location("printed_tables", ROOT / "experiments/tables.py")
@@ -455,7 +457,7 @@ def commands_of(text):
 def test_a_page_of_a_method_has_its_sections_and_its_macros_resolve(path):
     text = path.read_text()
     assert re.findall(r"^## (.+)$", text, re.M) == SECTIONS
-    assert macros.page(path).names
+    assert method_pages.page(path).names
     assert "{{" not in macros.expand(text, path.name)
 
 
@@ -476,22 +478,22 @@ def test_the_command_of_a_page_of_a_method_parses(path):
 
 
 def test_every_method_and_link_has_a_page():
-    pages = macros.pages()
+    pages = method_pages.pages()
     assert (ROOT / "docs/methods/index.md").exists()
-    papers = [macros.owner(word)[0] for path in METHOD_PAGES for word in papers_of(path)]
+    papers = [code_names.owner(word)[0] for path in METHOD_PAGES for word in papers_of(path)]
     assert [name for name in dict.fromkeys(papers) if papers.count(name) > 1] == []
     named = {name for page in pages for name in page.names}
-    wanted = {name for name, kind in macros.catalogued().items() if kind in macros.PAGED}
+    wanted = {name for name, kind in code_names.catalogued().items() if kind in code_names.PAGED}
     assert sorted(wanted - named) == []
 
 
 def papers_of(path):
-    return [word for call in macros.calls(path.read_text()) if call.name == "paper" for word in call.words]
+    return [word for call in method_pages.calls(path.read_text()) if call.name == "paper" for word in call.words]
 
 
 def test_what_the_pages_say_of_bytes_was_measured():
     lines = {line["expression"]: line for line in written("docs/methods/bytes.jsonl")}
-    missing = {name: pages for name, pages in macros.expressions().items() if name not in lines}
+    missing = {name: pages for name, pages in method_pages.expressions().items() if name not in lines}
     assert missing == {}, "python docs/bytes.py"
     for line in lines.values():
         assert line["kind"] == "data-parallel" or all(line[name] > 0 for name in ("up", "down", "first_down"))
@@ -508,7 +510,7 @@ def test_a_macro_that_means_nothing_is_an_error_that_names_page_and_macro():
         "options look": "of which command",
         "options fly": "thinwire fly is no command",
     }.items():
-        with pytest.raises(macros.Wrong, match=words) as error:
+        with pytest.raises(code_names.Wrong, match=words) as error:
             macros.expand(f"text\n\n{{{{ {macro} }}}}\n", "docs/methods/x.md")
         assert str(error.value).startswith(f"docs/methods/x.md: {{{{ {macro} }}}}: ")
 
@@ -524,12 +526,12 @@ def test_code_of_a_page_has_no_docstrings_and_differences_are_markdown():
     assert macros.differences(["EF21"]) == "None.\n"
     assert macros.differences(["DEF"]).startswith("by default lam follows what is measured")
     assert macros.paper(["DEF", "DEFA"]).startswith("**Paper** of `DEF` and `DEFA`: Xu, Huang")
-    assert macros.owner("EF21")[0] == "thinwire.EF21"
-    assert macros.owner("ddp.EF21")[0] == "thinwire.ddp.EF21"
+    assert code_names.owner("EF21")[0] == "thinwire.EF21"
+    assert code_names.owner("ddp.EF21")[0] == "thinwire.ddp.EF21"
 
 
 def test_whatever_names_a_paper_has_differences_that_a_page_can_show():
-    for name in macros.catalogued():
+    for name in code_names.catalogued():
         if macros.paper([name]).startswith("**Paper**"):
             assert macros.differences([name])
 
