@@ -16,6 +16,7 @@ from thinwire.cli import main
 from thinwire.errors import RunError
 from thinwire.federated import Network, Privacy, Setting
 from thinwire.studies import Federated, load
+from thinwire.studies.read import arms
 
 # An option of `thinwire run` that is a field of Setting: the field, a value, how it is typed, what is refused and why.
 OPTIONS: list[tuple[str, Any, str, str, str]] = [
@@ -62,6 +63,19 @@ OPTIONS: list[tuple[str, Any, str, str, str]] = [
 def test_the_table_has_a_row_for_every_field() -> None:
     assert [name for name, *_ in OPTIONS] == [field.name for field in fields(Setting)]
     assert set(Setting.may_change) <= {field.name for field in fields(Setting)}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, value, *_ in OPTIONS if name != "seed"])
+def test_runs_with_another_value_of_a_field_that_changes_results_are_no_seeds_of_one(
+    name: str, value: Any, tmp_path: Path
+) -> None:
+    for seed, changed in enumerate(({}, {name: value})):
+        given = {**({"aggregate": tw.Median()} if name == "expel" else {}), **changed}
+        about = {"method": "FedAvg()", **Setting(seed=seed).but(given).fixed_fields()}
+        (tmp_path / str(seed)).mkdir()
+        (tmp_path / str(seed) / "run.json").write_text(json.dumps(about))
+        (tmp_path / str(seed) / "rounds.jsonl").write_text("")
+    assert len(arms([tmp_path])) == (1 if name in Setting.may_change else 2)
 
 
 def ran(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:

@@ -199,7 +199,7 @@ def test_runs_are_read_from_within_their_folders(tmp_path: Path, monkeypatch: py
     (tmp_path / "x/study.json").write_text(json.dumps({"data": "digits", "folders": ["01-a"]}))
     monkeypatch.chdir(tmp_path / place)
     (arm,) = arms([Path(".")])
-    assert setting(arm.runs[0]) == {"data": "digits", "sample": 2}
+    assert setting(arm.runs[0]) == {"data": "digits", "sample": 2, "clients": 4}
     monkeypatch.chdir(tmp_path / place / "..")
     assert len(arms([Path(place).relative_to(Path(place).parent)])) == 1
 

@@ -188,7 +188,7 @@ def not_begun(run: RecordedRun) -> dict[str, list[int]]:
 
 def setting(run: RecordedRun) -> Record:
     """The setting of a run besides its method and its seed, as its study and itself have it."""
-    own = {name: run.about[name] for name in OF_A_RUN if name in run.about}
+    own = {name: value for name, value in run.about.items() if name not in OF_NO_SETTING}
     return {name: value for name, value in study(run).items() if name not in OF_NO_RUN} | own
 
 
@@ -197,8 +197,11 @@ OF_NO_RUN = (
     *("checkpoint_every", "device", "record", "forward", "backward"),
 )
 """What a study says of all its runs, or of what changes no result."""
-OF_A_RUN = ("sample", "dropout", "network", "privacy", "start")
-"""What ``run.json`` says of a setting and ``study.json`` does not, or not by itself."""
+OF_NO_SETTING = (
+    *("kind", "name", "method", "seed", "model", "data", "test", "examples", "parameters", "versions", "device"),
+    *("plan", "evaluate_every", "downlink", "staleness"),
+)
+"""What ``run.json`` says besides the setting: what the method and the seed make, and what changes no result."""
 
 
 def _apart(runs: list[RecordedRun]) -> dict[str, list[RecordedRun]]:
