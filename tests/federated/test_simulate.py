@@ -6,6 +6,7 @@ Parts of this module are run in processes of their own: see ``first_halves``, ``
 from __future__ import annotations
 
 import json
+import math
 import random
 import signal
 import sys
@@ -159,6 +160,19 @@ def test_a_test_loss_that_overflows_is_null_in_every_file(tmp_path: Path) -> Non
         assert "NaN" not in text
         assert "Infinity" not in text
         assert json.loads(text)["test_loss"] is None
+
+
+def test_what_was_reached_last_is_of_the_last_evaluation_although_it_is_no_number(tmp_path: Path) -> None:
+    def accuracy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        asked.append(1)
+        return torch.full((len(targets),), 0.5 if len(asked) < 3 else math.nan)
+
+    asked: list[int] = []
+    test = Supervised(torch.ones(5, 6), torch.arange(5) % 3, metrics_of={"accuracy": accuracy})
+    result = simulate("FedAvg()", lambda: nn.Linear(6, 3), rounds=3, test=test, out=tmp_path / "run")
+    assert [line["accuracy"] for line in result.rounds] == [0.5, 0.5, None]
+    assert (result.accuracy, result.best_accuracy) == (None, 0.5)
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["accuracy"] is None
 
 
 @pytest.mark.slow

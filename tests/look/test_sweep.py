@@ -12,7 +12,7 @@ from thinwire.look import sweep
 from thinwire.studies.read import Arm, arms
 
 
-def lying(folder: Path, method: str, size: int, *reached: dict[str, float]) -> None:
+def lying(folder: Path, method: str, size: int, *reached: dict[str, float | None]) -> None:
     """A run in which clients sent ``size`` bytes a round, with what each round reached."""
     folder.mkdir()
     (folder / "run.json").write_text(json.dumps({"method": method, "seed": 0}))
@@ -26,7 +26,9 @@ def lying(folder: Path, method: str, size: int, *reached: dict[str, float]) -> N
 def study(tmp_path: Path) -> list[Arm]:
     """Two methods, three rounds each. A client sent 20 bytes a round by the first method, and 60 by the second."""
     for share, size in ((0.1, 20), (0.5, 60)):
-        reached = [{"accuracy": share, "test_loss": math.log(n) + share} for n in (2, 4, 6)]
+        reached: list[dict[str, float | None]] = [
+            {"accuracy": share, "test_loss": math.log(n) + share} for n in (2, 4, 6)
+        ]
         lying(tmp_path / str(share), f"FedAvg(up=TopK({share}))", size, *reached)
     return arms([tmp_path])
 
@@ -84,3 +86,16 @@ def test_a_line_of_one_method_is_named_as_that(tmp_path: Path) -> None:
     _, _, lines = sweep.sweep(arms([tmp_path]), "bytes")
     assert [line.name for line in lines] == [*methods[:2], "LUAR, FedAvg"]
     assert [len(line.points) for line in lines] == [1, 1, 2]
+
+
+def test_a_method_that_diverged_is_nan_and_never_the_best_of_what_was_tuned(tmp_path: Path) -> None:
+    """Its loss was the lowest, before it overflowed."""
+    for share in (0.1, 0.5):
+        for name, lr, losses in (("a", 9.0, (1.0, None)), ("b", 0.1, (4.0, 3.0))):
+            method = f"FedAvg(local=LocalSGD({lr}), up=TopK({share}))"
+            lying(tmp_path / f"{name}{share}", method, 20, *({"test_loss": loss} for loss in losses))
+    _, value, (line,) = sweep.sweep(arms([tmp_path]), "up.share", "local.lr")
+    assert (value, [(p.at, p.mean) for p in line.points]) == ("test_loss", [(0.1, 3.5), (0.5, 3.5)])
+    for of in ("test_loss", "perplexity"):
+        _, _, lines = sweep.sweep(arms([tmp_path / "a0.1", tmp_path / "a0.5"]), of=of)
+        assert all(math.isnan(point.mean) for point in lines[0].points)

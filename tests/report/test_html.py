@@ -145,6 +145,17 @@ def test_figures_of_seeds_that_are_all_unfinished_are_of_the_rounds_that_all_hav
     assert (row["accuracy"], row["bytes_up"]) == (pytest.approx(0.3), 200)
 
 
+def test_a_last_evaluation_that_is_no_finite_number_is_not_replaced_by_an_earlier_one(tmp_path: Path) -> None:
+    """A seed that diverged counts: the mean of the other is none of both."""
+    made(tmp_path / "0", DENSE, 0, [line(1, 0.5), line(2, 0.6, test_loss=None) | {"accuracy": None}, line(3)])
+    made(tmp_path / "1", DENSE, 1, [line(1, 0.5), line(2, 0.7), line(3)])
+    (row,) = table.rows(arms([tmp_path]))
+    assert (row["accuracy"], row["accuracy_deviation"], row["test_loss"]) == (None, None, None)
+    assert row["best_accuracy"] == pytest.approx(0.6)
+    (row,) = table.rows(arms([tmp_path / "1"]))
+    assert (row["accuracy"], row["test_loss"]) == (0.7, 2.0)
+
+
 def test_shares_are_of_a_dense_run_of_as_many_rounds(tmp_path: Path) -> None:
     made(tmp_path / "a", DENSE, 0, [line(1, 0.1)], done=False)
     made(tmp_path / "b", TOPK, 0, [line(1, 0.1, up_bytes=10), line(2, 0.1, up_bytes=10)])

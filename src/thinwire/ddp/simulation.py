@@ -81,8 +81,8 @@ class Result:
 
     @property
     def accuracy(self) -> float | None:
-        """At the end."""
-        return next((r["accuracy"] for r in reversed(self.records) if r.get("accuracy") is not None), None)
+        """At the end. None where it is NaN too."""
+        return next((r["accuracy"] for r in reversed(self.records) if "accuracy" in r), None)
 
     @property
     def best_accuracy(self) -> float | None:

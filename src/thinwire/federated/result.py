@@ -119,9 +119,8 @@ class Result(Predictor):
 
     @property
     def accuracy(self) -> float | None:
-        """Of the last round that was evaluated on the test set, 0 to 1."""
-        values = self._values("accuracy")
-        return values[-1] if values else None
+        """Of the last round that was evaluated on the test set, 0 to 1. None where it is NaN too."""
+        return self._last("accuracy")
 
     @property
     def best_accuracy(self) -> float | None:
@@ -151,6 +150,11 @@ class Result(Predictor):
     def _values(self, name: str) -> list[float]:
         return [r[name] for r in self.rounds if r.get(name) is not None]
 
+    def _last(self, name: str) -> float | None:
+        """The value of the last round that has one; None where that is no finite number."""
+        value: float | None = next((r[name] for r in reversed(self.rounds) if name in r), None)
+        return value
+
     def summary(self) -> Record:
         """One object: the complete expression, the setting, the totals."""
         last = self.rounds[-1] if self.rounds else {}
@@ -165,9 +169,9 @@ class Result(Predictor):
             "rounds": len(self.rounds),
             "accuracy": self.accuracy,
             "best_accuracy": self.best_accuracy,
-            **{name: next(iter(self._values(name)[::-1]), None) for name in CLIENTS},
-            **{name: self._values(name)[-1] for name in (*DICE, *BESIDE) if self._values(name)},
-            "test_loss": next(iter(self._values("test_loss")[::-1]), None),
+            **{name: self._last(name) for name in CLIENTS},
+            **{name: self._last(name) for name in (*DICE, *BESIDE) if self._values(name)},
+            "test_loss": self._last("test_loss"),
             "train_loss": last.get("train_loss"),
             "bytes_up": self.bytes_up,
             "bytes_down": self.bytes_down,

@@ -18,6 +18,7 @@ from ..errors import RunError, nearest, require
 from ..report import curves
 from ..report.curves import SHARES, axes, has, judgement
 from ..studies import KINDS
+from ..studies.cells import last_values
 from ..studies.read import Arm, RecordedRun, comparable
 from .base import Look, Row, Table, option
 from .drawing import COLOURS, logarithmic, plain, plt, save
@@ -94,9 +95,9 @@ def sweep(
     for some in groups.values():
         points = [point for *_, point in some]
         if best is not None:
-            choose = min if value.endswith(("loss", PERPLEXITY)) else max
+            sign = -1 if value.endswith(("loss", PERPLEXITY)) else 1
             alike = [[p for _, own, p in some if own == but] for but in dict.fromkeys(but for _, but, _ in some)]
-            points = [choose(each, key=lambda p: p.mean) for each in alike]
+            points = [max(each, key=lambda p: -math.inf if math.isnan(p.mean) else sign * p.mean) for each in alike]
         lines.append(SweepLine(points[0].method if len(points) == 1 else _name(some[0][0], shown), sorted(points)))
     return (path if axis is None else sent[axis]), value, lines
 
@@ -116,14 +117,17 @@ def score(run: RecordedRun, value: str) -> float | None:
     """The mean of a value over the last evaluations of a run; shares are in percent.
 
     The perplexity of an evaluation, where none is recorded, is e to the power of its test loss, a mean cross-entropy in
-    nats.
+    nats. NaN where one of these evaluations is no finite number.
     """
     unrecorded = value == PERPLEXITY and all(line.get(PERPLEXITY) is None for line in run.rounds)
     key = "test_loss" if unrecorded else value
-    numbers = [line[key] for line in run.rounds if line.get(key) is not None][-LAST:]
+    numbers = last_values(run, key, LAST)
+    there = [number for number in numbers if number is not None]
+    if len(there) < len(numbers):
+        return math.nan
     if unrecorded:
-        numbers = [math.exp(loss) if loss < MOST else math.inf for loss in numbers]
-    return statistics.fmean(numbers) * (100 if value.endswith(SHARES) else 1) if numbers else None
+        there = [math.exp(loss) if loss < MOST else math.inf for loss in there]
+    return statistics.fmean(there) * (100 if value.endswith(SHARES) else 1) if there else None
 
 
 MOST = 700  # nats: e to this power is about the largest number there is

@@ -65,7 +65,8 @@ def _without_start(alike: tuple[int, Record]) -> tuple[int, Record]:
 
 def _row(arm: Arm, last: int) -> Row:
     measure = measure_of(arm)
-    finals = [value for run in arm.runs if (value := mean_of_last(run, measure, last)) is not None]
+    each = [mean_of_last(run, measure, last) for run in arm.runs]
+    final, finals = average(each), [value for value in each if value is not None]
     up, down = mean(arm, "up_bytes"), mean(arm, "down_bytes")
     return {
         "method": arm.label,
@@ -77,8 +78,8 @@ def _row(arm: Arm, last: int) -> Row:
         f"{arm.unit}s_planned": max((wanted for run in arm.runs if (wanted := planned_length(run))), default=None),
         "complete": all(run.summary is not None for run in arm.runs),
         "measure": measure,
-        measure: statistics.fmean(finals) if finals else None,
-        f"{measure}_deviation": statistics.stdev(finals) if len(finals) > 1 else None,
+        measure: final,
+        f"{measure}_deviation": statistics.stdev(finals) if final is not None and len(finals) > 1 else None,
         f"best_{measure}": average(best_value(run, measure) for run in arm.runs),
         "bytes_up": up,
         "bytes_down": down,

@@ -76,9 +76,10 @@ def mean(arm: Arm, name: str) -> float:
 
 
 def average(values: Iterable[float | None]) -> float | None:
-    """The mean of those that there are."""
-    there = [value for value in values if value is not None]
-    return statistics.fmean(there) if there else None
+    """The mean. None where there is no value, or one of them is None: a mean of the others would be of other seeds."""
+    all_values = list(values)
+    there = [value for value in all_values if value is not None]
+    return statistics.fmean(there) if there and len(there) == len(all_values) else None
 
 
 def last_value(run: RecordedRun, name: str) -> float | None:
@@ -87,8 +88,16 @@ def last_value(run: RecordedRun, name: str) -> float | None:
 
 
 def mean_of_last(run: RecordedRun, name: str, count: int) -> float | None:
-    """The mean of the last ``count`` values that there are."""
-    return average([r[name] for r in run.rounds if r.get(name) is not None][-count:])
+    """The mean of :func:`last_values`; None where there is none, or one of them is no finite number."""
+    return average(last_values(run, name, count))
+
+
+def last_values(run: RecordedRun, name: str, count: int) -> list[float | None]:
+    """The last ``count`` values of the lines that have one. None is a value that is NaN or infinite.
+
+    A line that was not evaluated has no value. The training loss of lines in which nobody trained is null: it is none.
+    """
+    return [r[name] for r in run.rounds if name in r and (name, r[name]) != ("train_loss", None)][-count:]
 
 
 def best_value(run: RecordedRun, name: str) -> float | None:
