@@ -73,3 +73,12 @@ def test_training_that_all_share_is_left_out_beside_a_method_of_the_users_own(
     names: list[str], short: list[str]
 ) -> None:
     assert list(labels({f"Unknown({n})": name for n, name in enumerate(names)}).values()) == short
+
+
+@pytest.mark.parametrize("name", ["forward", "backward", "device", "staleness", "evaluate_every", "data", "test"])
+def test_runs_that_differ_in_what_was_measured_or_drawn_are_seeds_of_one(name: str, tmp_path: Path) -> None:
+    for seed in (0, 1):
+        written(tmp_path / str(seed), WHOLE)
+        about = {"method": "FedAvg()", "seed": seed, name: [seed]}
+        (tmp_path / str(seed) / "run.json").write_text(json.dumps(about))
+    assert [len(arm.runs) for arm in arms([tmp_path])] == [2]

@@ -199,7 +199,7 @@ OF_NO_RUN = (
 """What a study says of all its runs, or of what changes no result."""
 OF_NO_SETTING = (
     *("kind", "name", "method", "seed", "model", "data", "test", "examples", "parameters", "versions", "device"),
-    *("plan", "evaluate_every", "downlink", "staleness"),
+    *("plan", "evaluate_every", "downlink", "staleness", "forward", "backward"),
 )
 """What ``run.json`` says besides the setting: what the method and the seed make, and what changes no result."""
 
