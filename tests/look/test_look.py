@@ -18,10 +18,14 @@ from PIL import Image
 
 import thinwire as tw
 from thinwire.cli import main
+from thinwire.expression import parse
 from thinwire.look import gradients, pictures
+from thinwire.look.final import final, losses
 from thinwire.look.leakage import Leak, draw_leaks
+from thinwire.look.path import models_of
+from thinwire.params import Params
 from thinwire.report.curves import NAMES
-from thinwire.studies.read import EVERY_LINE
+from thinwire.studies.read import EVERY_LINE, arms
 
 Look = Callable[..., tuple[int, str, str]]
 METHODS = ("FedAvg(up=LBGM(threshold=0.9))", "LUAR(FedAvg(), recycle=1)")
@@ -251,6 +255,36 @@ def test_the_model_near_which_losses_are_drawn_is_the_one_that_was_evaluated(thi
     assert code == 0
     last = json.loads(next((tmp_path / "run").glob("*/seed-0/rounds.jsonl")).read_text().splitlines()[-1])
     assert found(out)["curves"][0]["loss"][1] == pytest.approx(last["test_loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize("method", ["FedAvg()", "FedSM()", "FedPara(FedAvg(), ratio=0.3)"])
+def test_a_recorded_model_is_looked_at_with_the_final_norm_statistics(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of FedSM too, in whose module the model stands beside a selector, so that its layers have other names."""
+    (tmp_path / "normed.py").write_text(NORMED)
+    monkeypatch.syspath_prepend(tmp_path)
+    problem = importlib.import_module("normed").make_task(2)
+    settings: dict[str, Any] = {"rounds": 3, "test": problem.test, "record": "models", "out": tmp_path / "run"}
+    result = tw.simulate(parse(method), problem.model, problem.tasks, **settings)
+    (run,) = arms([tmp_path / "run"])[0].runs
+    end, (layout, rows, _) = final(run, "normed:make_task"), models_of(run)
+    _, loss = losses(end.assemble(), end.test(), 100)
+    assert loss(Params(layout, rows[-1].clone())) == pytest.approx(result.rounds[-1]["test_loss"], rel=1e-5)
+
+
+NORMED = """
+import torch
+from torch import nn
+from thinwire.problem import Problem
+
+def make_task(clients):
+    torch.manual_seed(0)
+    x = 3 * torch.randn(60, 12) + 1
+    sets = [(part, (part[:, 0] > 1).long()) for part in x.chunk(3)]
+    model = lambda: nn.Sequential(nn.Linear(12, 40), nn.BatchNorm1d(40), nn.Linear(40, 40), nn.Linear(40, 2))
+    return Problem(model, sets[:clients], sets[2])
+"""
 
 
 @pytest.mark.slow

@@ -59,9 +59,11 @@ class Final:
 
         Most methods train the user's module. FedPara trains another, of factors.
         """
-        given = build(self.problem.model, self.run.seed)
+        given, there = build(self.problem.model, self.run.seed), self.loaded.module.state_dict()
+        statistics = {name for name, _ in given.named_buffers()} & there.keys()
+        given.load_state_dict({name: there[name] for name in statistics}, strict=False)  # FedSM gives them other names
         module = self.loaded.algorithm.assemble(given, len(self.problem.tasks))
-        there, own = self.loaded.module.state_dict(), module.state_dict()
+        own = module.state_dict()
         module.load_state_dict({n: t for n, t in there.items() if n in own and own[n].shape == t.shape}, strict=False)
         if x is not None:
             slot = Slot(module)
