@@ -37,6 +37,7 @@ def test_a_last_line_that_a_kill_cut_short_is_left_out(tmp_path: Path, torn: str
         ([WHOLE[0], "{bad", WHOLE[2]], "line 2 is no JSON"),
         ([WHOLE[0], "", WHOLE[2]], "line 2 is no JSON"),
         ([*WHOLE[:2], "{bad"], "it ends after round 2, and summary.json says that 3 were made"),
+        ([*WHOLE, *WHOLE], "after round 3 stands round 1"),
         (WHOLE[:1], "it ends after round 1, and summary.json says that 3 were made"),
     ],
 )

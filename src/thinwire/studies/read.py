@@ -33,6 +33,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -245,12 +246,17 @@ def _runs(folder: Path) -> list[RecordedRun]:
         about, ended = read(path.parent / "run.json"), path.parent / "summary.json"
         if missing := [name for name in ("method", "seed") if name not in about]:
             raise RunError(f"{path.parent / 'run.json'} is no run's: {missing[0]} is missing")
+        if type(about["seed"]) is not int:
+            raise RunError(f"{path.parent / 'run.json'} is no run's: its seed is {about['seed']!r}")
         if about.get("kind", "federated") not in EVERY_LINE:
             raise RunError(f"{path.parent / 'run.json'}: kind is {about['kind']!r}; known are {', '.join(EVERY_LINE)}")
         summary = read(ended) if ended.exists() else None  # before the lines: a run that ends meanwhile has them all
         run = RecordedRun(
             path.parent, about, list(read_lines(path, EVERY_LINE[about.get("kind", "federated")])), summary
         )
+        numbers = [line[run.unit] for line in run.rounds]
+        if odd := [(a, b) for a, b in pairwise(numbers) if b <= a]:
+            raise damage(path, f"after {run.unit} {odd[0][0]} stands {run.unit} {odd[0][1]}")
         made = int((summary or {}).get(f"{run.unit}s", 0))
         if run.length < made:
             raise damage(path, f"it ends after {run.unit} {run.length}, and {ended.name} says that {made} were made")
