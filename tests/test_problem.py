@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from thinwire.data import IID, DataSet, Natural, load, names
+from thinwire.data import IID, DataSet, Natural, Split, load, names
 from thinwire.errors import DataError
 from thinwire.losses import dice_loss
 from thinwire.models import build
@@ -136,3 +136,46 @@ def test_what_a_users_function_draws_is_a_function_of_the_seed() -> None:
 
     assert numbers(1, 5) == numbers(1, 6)
     assert numbers(1, 5) != numbers(2, 5)
+
+
+class Own(Split):
+    """A split of the user's own, which makes what it is given."""
+
+    def __init__(self, made: Any) -> None:
+        self.made = made
+
+    def __call__(self, *_: Any) -> Any:
+        return self.made
+
+    def __repr__(self) -> str:
+        return "Own()"
+
+    def deal(self, *_: Any) -> Any:
+        return self.made
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        ([range(5)], r"split=Own\(\) makes 1 lists of positions for 3 clients: return one for each client"),
+        ([range(5)] * 4, r"makes 4 lists of positions for 3 clients"),
+        (None, r"makes NoneType: return a list of positions for each client"),
+        ({0: range(5)}, r"makes dict: return a list of positions"),
+        ([range(5), range(5), [10**6]], r"there are 1438 examples, at 0 to 1437"),
+        ([range(5), range(5), [0.5]], r"positions are whole numbers, or a mask"),
+    ],
+)
+def test_a_split_of_the_users_own_has_to_make_positions_for_each_client(made: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        standard("digits", clients=3, split=Own(made))
+
+
+@pytest.mark.parametrize("holdout", [0.0, 0.4])
+def test_a_split_of_the_users_own_may_make_lists_arrays_and_masks(holdout: float) -> None:
+    mask = np.zeros(1438, dtype=bool)
+    mask[10:15] = True
+    made = [list(range(5)), np.arange(5, 10), mask]
+    problem = standard("digits", clients=3, split=Own(made), holdout=holdout)
+    tests = problem.client_tests or [[], [], []]
+    assert [len(task) + len(test) for task, test in zip(problem.tasks, tests, strict=True)] == [5, 5, 5]
+    assert [len(test) for test in tests] == [round(5 * holdout)] * 3

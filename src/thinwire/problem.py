@@ -6,7 +6,7 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -23,7 +23,7 @@ from .errors import nearest, require, require_whole
 from .key import Key
 from .losses import each_mask, masks
 from .models.cnn import SMALLEST
-from .task import Supervised
+from .task import Supervised, positions
 
 CLIENTS = 20  # of a set without sites, where no number is given
 
@@ -93,7 +93,7 @@ def standard(
         return models.build(model, shape, classes, vocabulary=vocabulary, masks=number)
 
     split = split or (sets.Natural() if loaded.groups is not None else sets.IID())
-    parts = split(targets, groups, clients, Key(seed).number("split") % 2**31)
+    parts = deal(split, targets, groups, clients, seed)
     if there is not None:
         parts = [there[part] for part in parts]
 
@@ -114,6 +114,20 @@ def standard(
     parts, kept = hold_out(parts, holdout, seed)
     tests = [task(part) for part in kept] or tests
     return Problem(build, [task(part, augment) for part in parts], test_of(unseen), tests)
+
+
+def deal(split: Split, labels: Tensor, groups: Tensor | None, clients: int, seed: int) -> list[Tensor]:
+    """The positions of each client's examples, int64.
+
+    Raises ``ValueError`` where a split of the user's own makes anything else, or too many or too few of them.
+    """
+    made = split(labels, groups, clients, Key(seed).number("split") % 2**31)
+    several = isinstance(made, Iterable) and not isinstance(made, Mapping)
+    require(several, f"split={split!r} makes {type(made).__name__}: return a list of positions for each client")
+    parts = list(made)
+    count = f"makes {len(parts)} lists of positions for {clients} clients"
+    require(len(parts) == clients, f"split={split!r} {count}: return one for each client")
+    return [positions(part, len(labels)) for part in parts]
 
 
 def hold_out(parts: Sequence[Tensor], share: float, seed: int) -> tuple[list[Tensor], list[Tensor]]:

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from ..data import IID, Natural, Split
 from ..errors import nearest, require, require_whole
-from ..key import Key
 from ..losses import IGNORED
-from ..problem import CLIENTS, Problem, hold_out
+from ..problem import CLIENTS, Problem, deal, hold_out
 from .columns import Columns, as_columns, class_labels, column
 from .encode import encode, ending, padding
 from .models import Needs, check_model
@@ -117,8 +116,7 @@ def problem(
     number = clients or (CLIENTS if owners is None else int(owners.max()) + 1)
     # Texts to continue have no label to be dealt by.
     by = torch.zeros(len(ids), 1, dtype=torch.int64, device="cpu") if causal else classes(columns, "data")
-    deal = split or (IID() if owners is None else Natural())
-    parts = deal(by, owners, number, Key(seed).number("split") % 2**31)
+    parts = deal(split or (IID() if owners is None else Natural()), by, owners, number, seed)
     parts, kept = hold_out(parts, holdout, seed)
     tasks, tests = [make(part) for part in parts], [make(part) for part in kept] or None
     shared = None if there is None else task_of(*there, "test")(_all(there[1]))
