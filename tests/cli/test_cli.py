@@ -289,6 +289,13 @@ def broken(clients):
         (["FedAvg()", "--evaluate-every", "0"], "--evaluate-every 0: it must be at least 1"),
         (["FedAvg()", "--checkpoint-every", "0"], "--checkpoint-every 0: it must be at least 1"),
         (["FedAvg()", "--plan", "fast"], "--plan fast: one of 'each', 'together', 'compiled', 'measured' is expected"),
+        (["FedAvg()", "--seed", "1", "--seeds", "2,3"], "--seed 1 is not used with --seeds 2,3, which has all of them"),
+        (["FedAvg(LocalSGD(0.1))", "--lr", "5"], "--lr 5.0: no method here leaves it open; leave it out"),
+        (["FedAvg(LocalSGD(epochs=1))", "--lr", "5", "--epochs", "2"], "--epochs 2.0: no method here leaves it open"),
+        (
+            ["FedAvg()", "--sample", "3", "--sampler", "PowerOfChoice(2)"],
+            "--sampler PowerOfChoice(2): fewer than the sample=3 that take part",
+        ),
     ],
 )
 def test_a_mistake_is_one_line_that_names_what_to_change(thinwire, tmp_path, words, said):

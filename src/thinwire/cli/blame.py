@@ -76,7 +76,8 @@ def _as_option(said: str) -> str:
     """The sentence about a setting's field, said of its option: `dropout=1.5` becomes `--dropout 1.5`."""
     from ..federated.setting import Setting
 
-    match = re.match(r"(?:Setting\()?(\w+)=('[^']*'|\S+?)\)?: (.*)", said)
+    value = r"(\w+)=('[^']*'|\S+?)"
+    match = re.match(rf"Setting\({value}\): (.*)", said) or re.match(rf"{value}: (.*)", said)
     if match is None or match[1] not in {field.name for field in fields(Setting)}:
         return said
     name, value, why = match.groups()

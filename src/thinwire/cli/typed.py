@@ -27,6 +27,8 @@ def refuse_beside_task(given: dict[str, Any]) -> None:
 def study(cls: Any, methods: Sequence[str], given: dict[str, Any]) -> Any:
     """The study of a kind that options make, ``given`` by their names; those of numbers with commas are texts."""
     refuse_beside_task(given)
+    if given.get("seeds") is not None and "seed" in given["typed"]:
+        raise ValueError(f"--seed {given['seed']} is not used with --seeds {given['seeds']}, which has all of them")
     made = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
     made |= {name: numbers(name, given[name], *row[:3]) for name, row in cls.lists.items() if name in given}
     if given.get("seeds") is not None:

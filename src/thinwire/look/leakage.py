@@ -276,7 +276,8 @@ class Leakage(Look[Reading]):
 
     def read(self, _: None) -> Reading:
         privacy = setting_of({"privacy": self.privacy}).privacy if self.privacy else None
-        typed = [Federated.method(text, self.use, {"lr": self.lr}) for text in self.methods]
+        resolved = Federated.resolve(self.methods, self.use, {"lr": self.lr})
+        typed = [Federated.method(text, self.use) for text in resolved]
         methods = [method for method in typed if not isinstance(method, Auto)]
         fits = len(methods) == len(typed)
         require(fits, "Auto is chosen by a run: give the expression that `thinwire plan` says")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
 from inspect import signature
 from typing import Any, get_args, get_type_hints
@@ -67,6 +67,18 @@ def parse_typed(text: str, names: dict[str, type], defaults: Mapping[str, Any] |
         return parse(text, defaults, names)
     except ValueError as error:
         raise ExpressionError(str(error)) from None
+
+
+def resolve(
+    make: Callable[[Mapping[str, Any]], tuple[str, ...]], defaults: Mapping[str, Any] | None
+) -> tuple[str, ...]:
+    """Complete expressions of ``defaults``, numbers. Raises ``ValueError`` for a number that makes no difference."""
+    given = {name: value for name, value in (defaults or {}).items() if value is not None}
+    made = make(given)
+    for name, value in given.items():
+        used = not made or made != make({**given, name: value + 1})
+        require(used, f"--{name} {value}: no method here leaves it open; leave it out")
+    return made
 
 
 def option(name: str, text: str, kind: type, names: dict[str, type], example: str) -> Any:

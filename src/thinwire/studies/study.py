@@ -34,7 +34,7 @@ from ..run.folder import lock_folder, make_folder, write_atomic
 from ..run.ranks import rank
 from .axes import BOTH, UP, WALL, Axis
 from .cells import Column, Row, megabytes_text, seconds_text
-from .expressions import option, parse_typed
+from .expressions import option, parse_typed, resolve
 from .read import FORMAT, Arm, Record, RecordedRun, description, read, unit_of
 
 
@@ -249,8 +249,8 @@ class Study(ABC):
     def resolve(
         cls, expressions: Sequence[str], use: Sequence[str] = (), defaults: Mapping[str, Any] | None = None
     ) -> tuple[str, ...]:
-        """Typed methods as complete expressions."""
-        return tuple(complete(cls.method(text, use, defaults)) for text in expressions)
+        """Typed methods as complete expressions. Raises ``ValueError`` for a default that none of them leaves open."""
+        return resolve(lambda given: tuple(complete(cls.method(text, use, given)) for text in expressions), defaults)
 
     def parse_methods(self) -> list[Any]:
         """The methods as objects."""
