@@ -20,6 +20,7 @@ from thinwire.errors import RunError
 from thinwire.report import html, plots, table
 from thinwire.run.folder import lock_folder
 from thinwire.studies import KINDS, DataParallel, Federated, Pipelined, Study, load
+from thinwire.studies.loading import study_of
 from thinwire.studies.read import EVERY_LINE, arms, unit_of
 
 pytest.importorskip("sklearn")
@@ -416,6 +417,15 @@ def test_a_study_of_before_there_was_one_format_is_refused(
     code, _, error = thinwire("resume", str(tmp_path))
     said = "a study of a version before study.json: go on with that version, or begin it anew in another folder"
     assert (code, error) == (2, f"error: {tmp_path} holds {said}\n")
+
+
+def test_a_run_that_merely_lies_below_a_study_is_no_part_of_it(tmp_path: Path) -> None:
+    """Its model and data are not the study's."""
+    study = Federated(Federated.resolve(["FedAvg()"]), clients=2, rounds=1)
+    study.save(tmp_path)
+    assert study.folders == ("01-FedAvg",)
+    assert study_of(tmp_path / "01-FedAvg/seed-0") == study
+    assert study_of(tmp_path / "mine/seed-0") is None
 
 
 @pytest.mark.parametrize("other", ["federated", "pipelined"])

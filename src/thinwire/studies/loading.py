@@ -104,8 +104,9 @@ def load(folder: str | Path, model: nn.Module | Callable[[], nn.Module] | None =
 
 
 def study_of(path: Path) -> Study | None:
-    """The study that a run's folder lies in, if any."""
+    """The study that a run is a part of, if any: not one that the run merely lies below."""
     from . import load as load_study
 
     above = path.resolve().parents
-    return load_study(above[1]) if len(above) > 1 and (above[1] / "study.json").exists() else None
+    study = load_study(above[1]) if len(above) > 1 and (above[1] / "study.json").exists() else None
+    return study if study is not None and above[0].name in study.folders else None
