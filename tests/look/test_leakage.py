@@ -11,7 +11,7 @@ from torch import nn
 import thinwire as tw
 from problems import Supervised
 from thinwire.look.inversion import idlg, invert, rough
-from thinwire.look.leakage import Leak, leak
+from thinwire.look.leakage import Leak, Leakage, leak
 from thinwire.look.similarity import psnr, ssim
 from thinwire.models import dlg_lenet
 
@@ -152,3 +152,10 @@ def test_what_cannot_be_rebuilt_is_refused() -> None:
         leak(tw.FedAvg(), small, values)
     with pytest.raises(ValueError, match="picture 3: the data have examples 0 to 2"):
         leaked(tw.FedAvg(), picture=3)
+
+
+@pytest.mark.parametrize(("name", "value"), [("data", "mnist"), ("model", "mlp")])
+def test_what_a_task_makes_itself_is_not_asked_for_beside_it(name: str, value: str) -> None:
+    said = f"^--{name} is not used with --task mine:make, which makes model and data itself: leave --{name} out$"
+    with pytest.raises(ValueError, match=said):
+        Leakage(("FedAvg()",), task="mine:make", **{name: value})  # type: ignore[arg-type]

@@ -27,7 +27,7 @@ import math
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import MISSING, dataclass
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args
 
@@ -273,6 +273,13 @@ class Leakage(Look[Reading]):
     seed: int = option(0, "Seed of the model and of the beginnings.")
     use: tuple[str, ...] = option((), "A module with methods or links of your own. Repeatable.")
     data_dir: str | None = option(None, DATA_DIR)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        other = [f for f in fields(self) if f.name in ("data", "model") and getattr(self, f.name) != f.default]
+        for name in (f.name for f in other):
+            why = f"--{name} is not used with --task {self.task}, which makes model and data itself"
+            require(self.task is None, f"{why}: leave --{name} out")
 
     def read(self, _: None) -> Reading:
         privacy = setting_of({"privacy": self.privacy}).privacy if self.privacy else None
