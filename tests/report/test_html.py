@@ -117,6 +117,10 @@ def test_the_best_until_then_is_each_seeds_own_and_of_losses_the_lowest(tmp_path
     found = curve(arm, count, "test_loss", best=True)
     assert found is not None
     assert found.middle.tolist() == [2.0, 2.0, 1.5]  # seed 0 keeps its 2
+    made(tmp_path / "text", DENSE, 0, [line(1, perplexity=30.0), line(2, perplexity=40.0)])
+    found = curve(arms([tmp_path / "text"])[0], count, "perplexity", best=True)
+    assert found is not None
+    assert found.middle.tolist() == [30.0, 30.0]
 
 
 def test_a_seed_that_is_not_finished_changes_no_figure_of_a_method_that_has_one(tmp_path: Path) -> None:

@@ -45,9 +45,9 @@ def curve(arm: Arm, axis: Values, value: str, best: bool = False) -> Curve | Non
     """A value of a method against an axis; shares are in percent. None where it was never measured.
 
     A value is a key of the lines, or of the axes of its kind: what had been sent until then. With ``best`` it is the
-    best of each seed until then: the lowest of losses, and else the highest.
+    best of each seed until then: the lowest of losses and perplexities, and else the highest.
     """
-    seeds, choose = [], min if value.endswith("loss") else max
+    seeds, choose = [], min if value.endswith(("loss", "perplexity")) else max
     for run in comparable(arm).runs:
         points = dict[int, tuple[float, float]]()
         ever = None
