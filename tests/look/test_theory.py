@@ -18,6 +18,7 @@ from thinwire.federated.setting import Setting
 from thinwire.key import Key
 from thinwire.local import LocalSGD
 from thinwire.look.constants import Constants, PathSlot, Point, Trained, descend, measure, ways
+from thinwire.look.recycling import beyond_sgd
 from thinwire.look.theorems import (
     Recycling,
     Steps,
@@ -398,3 +399,23 @@ def test_def_s_constants_are_those_of_its_first_and_its_last_model(tmp_path: Pat
     assert [path.name for path in look.draw(reading, tmp_path)] == ["theory.png"]
     with pytest.raises(RunError, match="of data-parallel methods DEF has a theorem here"):
         look.read(other)
+
+
+@pytest.mark.parametrize(
+    ("about", "by"),
+    [
+        ({"method": "FedAvg(local=LocalSGD(0.1))"}, None),
+        ({"method": "LUAR(FedAvg(local=LocalAdamW(0.01)), recycle=1)"}, "LocalAdamW(0.01)"),
+        ({"method": "FedAvg(local=LocalSGD(0.1, momentum=0.5))"}, "LocalSGD(0.1, momentum=0.5)"),
+        ({"method": "Mine(local=LocalAdamW(0.01))"}, None),
+        ({"method": "DEF(64)", "kind": "data-parallel", "momentum": 0.9}, "SGD with a momentum of 0.9"),
+        ({"method": "DEF(64)", "kind": "data-parallel", "momentum": 0.9, "adamw": True}, "AdamW"),
+        ({"method": "DEF(64)", "kind": "data-parallel", "momentum": 0.0}, None),
+    ],
+)
+def test_bounds_of_plain_sgd_are_said_to_be_so_of_runs_by_another_optimiser(
+    about: dict[str, object], by: str | None
+) -> None:
+    run = RecordedRun(Path(), about, [], None)
+    said = [] if by is None else [f"note: the bounds are those of plain SGD, and this run was trained by {by}"]
+    assert beyond_sgd(run) == said

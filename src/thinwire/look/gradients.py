@@ -53,6 +53,7 @@ from .recycling import (
     WHOLE,
     Recycling,
     Step,
+    beyond_sgd,
     draw_bounds,
     draw_recycling,
     look_backs,
@@ -278,6 +279,7 @@ class Gradients(Look[Reading]):
                 f"seen between rounds: a learning rate of at most {last.bound:.3g}; it is {last.rate:.3g}. Noise "
                 "of batches and of sampled clients counts as curvature there: trust it of full batches alone"
             )
+            yield from beyond_sgd(reading.run)
         if tests := reading.tests:
             losses = [(e.error, e.allowed) for e in tests if e.error is not None]
             yield (

@@ -19,6 +19,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ..expression import parse
+from ..local import LocalSGD
+from ..studies.read import RecordedRun, trainers
+from .base import Note
 from .drawing import COLOURS, heat_map, plain, plt, save
 
 WHOLE = "*"  # all layers as one vector
@@ -144,6 +148,22 @@ def steps(rounds: Sequence[int], products: Float[Tensor, "t t"], lines: Sequence
         most = min(1 / (2 * tau), 1 / (tau * math.sqrt(2 * (1 + 4 * upsilon2))))
         bounds.append(Step(number, beta, upsilon2, own["rates"] / tau, most / beta if beta else math.inf))
     return bounds
+
+
+def beyond_sgd(run: RecordedRun) -> list[Note]:
+    """A note on a run that was trained otherwise than by plain SGD, which is what bounds of a rate are of."""
+    if run.kind == "data-parallel":
+        about = run.about
+        momentum = f"SGD with a momentum of {about['momentum']:g}" if about.get("momentum") else ""
+        kinds = ["AdamW" if about.get("adamw") else momentum]
+    else:
+        try:
+            each = trainers(parse(run.expression))
+        except ValueError:  # of a user's own module
+            return []
+        kinds = [repr(one) for one in each if not isinstance(one, LocalSGD) or one.momentum]
+    by = " and ".join(filter(None, dict.fromkeys(kinds)))
+    return [Note(f"note: the bounds are those of plain SGD, and this run was trained by {by}")] if by else []
 
 
 def draw_recycling(rounds: Sequence[Recycling], lines: Sequence[Any], path: Path) -> Path:

@@ -45,6 +45,7 @@ from .final import Final, build, final
 from .gradients import space_of
 from .layers import kappas
 from .path import models_of
+from .recycling import beyond_sgd
 from .subspace import left_out
 from .theorems import (
     Apart,
@@ -237,6 +238,7 @@ def parts(x: Any) -> Iterator[Any]:
 class Reading(NamedTuple):
     """The rows of a run."""
 
+    run: RecordedRun
     method: str
     rows: list[Quantity]
 
@@ -261,7 +263,7 @@ class Theory(Look[Reading]):
                 raise RunError(
                     f"{run.path} is a run of {run.expression}: of data-parallel methods DEF has a theorem here"
                 )
-            return Reading(run.about["name"], _def(run, self))
+            return Reading(run, run.about["name"], _def(run, self))
         if run.kind != "federated":
             raise RunError(f"{run.path} is {run.kind}: there is no theorem of it here")
         there = Federated(self, run)
@@ -275,7 +277,7 @@ class Theory(Look[Reading]):
         if not rows:
             known = ", ".join(kind.__name__ for kind in THEORIES)
             raise RunError(f"{run.path} is a run of {there.method!r}: there are theorems of {known} and DEF here")
-        return Reading(repr(there.method), rows)
+        return Reading(run, repr(there.method), rows)
 
     def rows(self, reading: Reading) -> Iterable[Row]:
         cells = [
@@ -287,6 +289,8 @@ class Theory(Look[Reading]):
             "Constants are the largest that were seen at a few models, so they are no more than those of the theorems. "
             "A minimum that nobody knows counts as 0"
         )
+        if not any(row.theorem.startswith("DOMO") for row in reading.rows):  # its clients have momentum
+            yield from beyond_sgd(reading.run)
 
     def draw(self, reading: Reading, folder: Path) -> list[Path]:
         """Each quantity that is compared, by what it is compared with: 1 is where the two are equal."""
