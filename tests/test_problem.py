@@ -179,3 +179,11 @@ def test_a_split_of_the_users_own_may_make_lists_arrays_and_masks(holdout: float
     tests = problem.client_tests or [[], [], []]
     assert [len(task) + len(test) for task, test in zip(problem.tasks, tests, strict=True)] == [5, 5, 5]
     assert [len(test) for test in tests] == [round(5 * holdout)] * 3
+
+
+@pytest.mark.parametrize("name", ["groups", "test_groups"])
+def test_a_set_has_an_owner_for_each_example(name: str) -> None:
+    there = sites()
+    short = {**vars(there), name: vars(there)[name][:-1]}
+    with pytest.raises(ValueError, match=rf"^{name}: \d+ owners for \d+ examples: give one for each$"):
+        DataSet(**short)

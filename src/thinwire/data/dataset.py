@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from ..errors import require
+
 VOID = 255  # in a mask: a pixel that nobody labelled
 
 
@@ -28,7 +30,7 @@ class DataSet:
         ``groups`` is the natural owner of each training example (int64 [n], counted from 0),
         None where the set has none. ``test_groups`` is that of each test example, where owners have
         tests of their own: such owners are called sites. ``mean`` and ``std`` are per channel, for
-        values 0 to 1.
+        values 0 to 1. Raises ``ValueError`` where there are not as many owners as examples.
     """
 
     name: str
@@ -42,6 +44,14 @@ class DataSet:
     std: tuple[float, ...] | None = None
     vocabulary: int | None = None
     test_groups: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        for name, owners, examples in (
+            ("groups", self.groups, self.targets),
+            ("test_groups", self.test_groups, self.test_targets),
+        ):
+            number = len(examples) if owners is None else len(owners)
+            require(number == len(examples), f"{name}: {number} owners for {len(examples)} examples: give one for each")
 
     @property
     def sites(self) -> int | None:
