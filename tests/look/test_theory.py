@@ -373,10 +373,10 @@ def test_a_run_that_lacks_what_a_theorem_needs_is_refused(study: Path) -> None:
 @pytest.mark.slow
 def test_def_s_constants_are_those_of_its_first_and_its_last_model(tmp_path: Path) -> None:
     study = KINDS["data-parallel"](
-        ("DEF(16)", "EF21(16)"), data="digits", workers=2, steps=4, evaluate_every=2, lr=0.05
+        ("DEF(16)", "EF21(16)", "DEF(16, steps=2)"), data="digits", workers=2, steps=4, evaluate_every=2, lr=0.05
     )
     study.run(tmp_path / "study")
-    run, other = (arm.runs[0] for arm in arms([tmp_path / "study"]))
+    run, other, of_rounds = (arm.runs[0] for arm in arms([tmp_path / "study"]))
     problem = study.problem(0)
     whole = []
     for trained in (False, True):
@@ -397,8 +397,12 @@ def test_def_s_constants_are_those_of_its_first_and_its_last_model(tmp_path: Pat
     assert rows["sigma^2"].value > 0
     assert (rows["||e - lambda e_k||^2"].value, rows["||e - lambda e_k||^2"].beside) == errors_of(run.rounds)
     assert [path.name for path in look.draw(reading, tmp_path)] == ["theory.png"]
-    with pytest.raises(RunError, match="of data-parallel methods DEF has a theorem here"):
-        look.read(other)
+    for another, said in (
+        (other, "methods DEF has a theorem here"),
+        (of_rounds, "every step at once"),
+    ):
+        with pytest.raises(RunError, match=said):
+            look.read(another)
 
 
 @pytest.mark.parametrize(

@@ -199,6 +199,8 @@ def _def(run: RecordedRun, look: Theory) -> list[Quantity]:
     if (errors := errors_of(run.rounds)) is None:
         raise lacks(run, "residuals", "data-parallel", "its method keeps none; look at one such as DEF(64)")
     method: Any = KINDS[run.kind].method(run.expression)
+    if method.length > 1 or method.delay or method.decay != 1:
+        raise RunError(f"{run.path}: Theorem 2.4.1 is of DEF that sends every step at once: no steps, delay or decay")
     problem: Problem = study.problem(run.seed)
     with seeded(Key(run.seed).number("model") % (1 << 32)):
         module = build(problem.model, run.seed) if isinstance(problem.model, torch.nn.Module) else problem.model()
