@@ -753,7 +753,16 @@ LINKS = [
         },
         conflicts={
             "Switch(TopK(0.1), then=RandK(0.1), rounds=3)": (
-                "Switch(TopK(0.1), RandK(0.1)): both must be links of one kind, such as TopK(0.01) and TopK(0.02)"
+                "Switch(TopK(0.1), RandK(0.1)): both must be links of one kind, such as TopK(0.01) and TopK(0.02), and "
+                "so must the links that they hold"
+            ),
+            "Switch(Flat(TopK(0.1)), then=Flat(Half()), rounds=3)": (
+                "Switch(Flat(TopK(0.1)), Flat(Half())): both must be links of one kind, such as TopK(0.01) and "
+                "TopK(0.02), and so must the links that they hold"
+            ),
+            "Switch(TopK(0.1), then=TopK(0.1, values=Half()), rounds=3)": (
+                "Switch(TopK(0.1), TopK(0.1, values=Half())): both must be links of one kind, such as TopK(0.01) and "
+                "TopK(0.02), and so must the links that they hold"
             ),
             "Switch(LBGM(threshold=0.2), then=LBGM(threshold=0.3), rounds=3)": (
                 "Switch(LBGM(threshold=0.2), ...): LBGM keeps a state between messages, which the other would have to "

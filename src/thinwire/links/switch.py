@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, ClassVar
 
 from ..errors import CombinationError
 from ..key import Key
@@ -18,7 +18,8 @@ from .base import LBGMTest, Link, Wrapper
 class Switch(Wrapper):
     """``first`` in rounds 1 to ``rounds``, and ``then`` in all that follow.
 
-    Both are links of one kind with other numbers, and neither keeps anything between messages:
+    Both are links of one kind with other numbers, as are the links that they hold. Neither keeps anything between
+    messages:
     ``Switch(TransformCoding(8000), then=TransformCoding(16000), rounds=10)``. Links with a memory go around it:
     ``ErrorFeedback(Switch(...))``. A method that :class:`~thinwire.Auto` chose is written out with it where its split
     has changed. A packet is read as one of the round in which it was sent, so both ends change together, and a reply
@@ -37,11 +38,10 @@ class Switch(Wrapper):
     linear = False
 
     def __post_init__(self) -> None:
-        kinds = [type(link) for link in self.held]
-        if kinds[0] is not kinds[1]:
+        if _kind(self.first) != _kind(self.then):
             raise CombinationError(
                 f"Switch({self.first!r}, {self.then!r}): both must be links of one kind, such as TopK(0.01) and "
-                f"TopK(0.02)"
+                f"TopK(0.02), and so must the links that they hold"
             )
         if self.memory:
             raise self._stateful()
@@ -82,3 +82,12 @@ class Switch(Wrapper):
 
     def floats(self, packet: Packet) -> float:
         return self.first.floats(packet)
+
+
+def _kind(value: Any) -> Any:
+    """What a link and the links in it are, without their numbers: so a packet of one is counted as one of the other."""
+    if isinstance(value, Link):
+        return type(value), [_kind(getattr(value, field.name)) for field in fields(value)]  # type: ignore[arg-type]
+    if isinstance(value, dict):
+        return [(name, _kind(part)) for name, part in value.items()]
+    return list(map(_kind, value)) if isinstance(value, tuple | list) else None
