@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Size, nn
 
 from thinwire.key import Key
-from thinwire.params import Layout, Params, fold, is_finite, mean
+from thinwire.params import Layout, Params, call_with, fold, is_finite, mean
 
 
 def model() -> Params:
@@ -367,3 +367,19 @@ def test_layers_that_are_not_there_cannot_be_dropped() -> None:
         x.drop(["typo"])
     with pytest.raises(ValueError, match="two layers have the same name"):
         Params.of([("a", torch.ones(2)), ("a", torch.ones(3))])
+
+
+def test_a_module_is_called_with_other_tensors_and_has_its_own_afterwards() -> None:
+    # 2 at both places of one layer, and in the layer whose weight is tied to it: 2 * 2 * 2 + 3
+    one, tied, still = nn.Linear(1, 1, bias=False), nn.Linear(1, 1), nn.Linear(1, 1, bias=False)
+    tied.weight = one.weight
+    nn.init.ones_(still.weight)
+    module = nn.Sequential(one, nn.Sequential(one), still, tied)
+    own = dict(module.named_parameters(remove_duplicate=False))
+    weights = {"0.weight": torch.full((1, 1), 2.0), "3.bias": torch.tensor([3.0])}
+    assert call_with(module, weights, [torch.ones(1, 1)]).item() == 11.0
+    now = dict(module.named_parameters(remove_duplicate=False))
+    assert all(now[name] is tensor for name, tensor in own.items())
+    with pytest.raises(RuntimeError):
+        call_with(module, weights, [torch.ones(1, 2)])
+    assert all(p is own[name] for name, p in module.named_parameters(remove_duplicate=False))

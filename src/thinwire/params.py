@@ -8,9 +8,10 @@ Numbers are 32-bit floats, or 64-bit floats where any parameter of the model is 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -241,3 +242,23 @@ def mean(tensors: Iterable[Tensor], weights: Iterable[float]) -> Tensor:
     if total is None or whole == 0:
         raise ValueError("the mean of nothing: there are no values, or their weights add up to zero")
     return total.div_(whole)
+
+
+def call_with(
+    module: nn.Module, tensors: Mapping[str, Tensor], inputs: Sequence[Any], named: Mapping[str, Any] | None = None
+) -> Any:
+    """What a module makes of its inputs with these tensors in place of its own parameters and buffers.
+
+    ``tensors`` are by the names of ``named_parameters()`` and ``named_buffers()``; those that are not there are the
+    module's own. ``torch.func.functional_call`` by itself gives a layer that stands at two places of the module its
+    tensors twice, and afterwards leaves it with the second ones. Here each layer is given them once.
+    """
+    from torch.func import functional_call  # a second of imports
+
+    names = {id(own): name for name, own in (*module.named_parameters(), *module.named_buffers())}
+    places: dict[str, Tensor] = {}
+    for at, part in module.named_modules():  # each of them once
+        for name, own in (*part._parameters.items(), *part._buffers.items()):
+            if (known := names.get(id(own))) in tensors:
+                places[f"{at}.{name}" if at else name] = tensors[known]
+    return functional_call(module, places, tuple(inputs), dict(named or {}), tie_weights=False)

@@ -95,3 +95,19 @@ def test_masks_alone_learn_what_random_weights_cannot() -> None:
     assert weights.abs().unique().tolist() == pytest.approx([0, math.sqrt(2 / 6)])
     # a mask has 512 entries: 64 bytes and what surrounds them, 24 replies
     assert run.bytes_up < 24 * (64 + 170)
+
+
+def test_a_layer_that_stands_at_two_places_has_one_mask() -> None:
+    # As where its weights are tied in two layers, which are one in the same way.
+    def twice(tied: bool) -> nn.Module:
+        one = nn.Linear(4, 4, bias=False)
+        other = one if not tied else nn.Linear(4, 4, bias=False)
+        other.weight = one.weight
+        with torch.no_grad():
+            one.weight.copy_(torch.linspace(-1, 1, 16).view(4, 4))
+        return nn.Sequential(one, nn.Tanh(), other)
+
+    x = torch.randn(20, 4, generator=torch.Generator().manual_seed(1))
+    runs = [tw.simulate(tw.FedPM(), twice(tied), [(x, x.argmax(1))] * 2, 2) for tied in (True, False)]
+    assert runs[0].params.flat.equal(runs[1].params.flat)
+    assert [r["train_loss"] for r in runs[0].rounds] == [r["train_loss"] for r in runs[1].rounds]

@@ -50,6 +50,14 @@ def odd_first() -> nn.Module:
     return nn.Sequential(Odd(), *mlp().children())
 
 
+def twice() -> nn.Module:
+    """64 to 12 to 12 to 10: a layer that stands at two places, and one whose weights are another's."""
+    first, dense, act, last = mlp().children()
+    one, other = nn.Linear(12, 12), nn.Linear(12, 12)
+    other.weight = one.weight
+    return nn.Sequential(first, dense, act, one, act, other, act, one, last)
+
+
 SELECTED = ("FedSM", "FedSMExtra", "Ensemble")  # their selector is made for the module that the model begins with
 EXPRESSIONS = [row.trained[0] for row in METHODS]
 UNIFORM = {"SecureSum": ", weights='uniform'"}
@@ -192,7 +200,7 @@ ALONE: list[tuple[Any, str | None]] = [  # a model, and the reason in the log wh
     (lambda: Words(max_norm=0.5), None),
     (Bag, None),
 ]
-TOGETHER = [Branches, Detached, Words, odd, odd_first]
+TOGETHER = [Branches, Detached, Words, odd, odd_first, twice]
 
 
 def both(make: Any, **options: Any) -> list[tw.Result]:

@@ -24,14 +24,13 @@ from typing import Annotated, Any, Literal, NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from ..errors import require
 from ..key import Key
 from ..links import STC, Dense, Link
 from ..local import Local, LocalAdam, Loss, Net, Trainer
 from ..losses import Ratio
-from ..params import Layout, Params
+from ..params import Layout, Params, call_with
 from ..ranges import Count, Range
 from ..task import Batch, Task
 from ..wire import State
@@ -98,7 +97,7 @@ class _With(nn.Module):
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         module, weights = self._held
-        return functional_call(module, weights, inputs, named)
+        return call_with(module, weights, inputs, named)
 
 
 @dataclass(frozen=True)

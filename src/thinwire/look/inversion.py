@@ -15,11 +15,10 @@ from typing import Literal, NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn import functional as F
 
 from ..key import Key
-from ..params import Layout
+from ..params import Layout, call_with
 
 Distance = Literal["squares", "cosine"]
 Sent = Callable[[Tensor], Tensor]  # what the server sees of a gradient [d]
@@ -110,7 +109,7 @@ def invert(
         def closure(unknown: list[Tensor] = unknown, x: Tensor = x, soft: Tensor = soft) -> float:
             nonlocal lowest, at
             target = soft.softmax(1) if label is None else torch.tensor([label])
-            loss = F.cross_entropy(functional_call(twin, named, (x,)), target)
+            loss = F.cross_entropy(call_with(twin, named, (x,)), target)
             own = torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, list(named.values()), create_graph=True)])
             made = sent_as(own.detach(), sent, clips)
             value, slope = distance_to(made.shown, seen, distance)

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from ..key import Key
+from ..params import call_with
 from ..train.precision import without_cache
 from ..wire import State
 from .memory import in_order, is_channels_last
@@ -38,7 +38,7 @@ class Auxiliary:
         h = out.detach()
         net, _ = self._make(h.shape, self._type(h))
         with torch.no_grad(), without_cache(self.device):
-            guess: Tensor = functional_call(net, {n: b.clone() for n, b in net.named_buffers()}, (h,))
+            guess: Tensor = call_with(net, {n: b.clone() for n, b in net.named_buffers()}, (h,))
         self.untaught.append((batch, h))
         return guess
 

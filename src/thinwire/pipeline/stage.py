@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from ..ddp.worker import Worker
 from ..errors import NonFinite, check, require
 from ..key import Key
+from ..params import call_with
 from ..train.precision import without_cache
 from .auxiliary import Auxiliary
 from .base import Op
@@ -317,7 +317,7 @@ class Stage:
 
     def _call(self, x: Tensor, others: dict[str, Tensor]) -> Tensor:
         with without_cache(self.device):
-            out: Tensor = functional_call(self.module, others, (x,)) if others else self.module(x)
+            out: Tensor = call_with(self.module, others, (x,)) if others else self.module(x)
         return out
 
     def _buffers(self) -> dict[str, Tensor]:

@@ -20,7 +20,7 @@ from ..errors import NonFinite
 from ..key import Key
 from ..local import Local, Memory, Trained
 from ..losses import LossOf, Ratio
-from ..params import Layout, Params
+from ..params import Layout, Params, call_with
 from ..task import Supervised, Task
 from .batches import order
 from .compiled import Chain, chain, train_chains
@@ -143,13 +143,11 @@ def _side_by_side(
 
 def _check_alone(module: nn.Module, task: Supervised, places: Tensor, layers: Layers, device: torch.device) -> None:
     """Raise :class:`Apart` unless an example has the same loss by itself as beside another one."""
-    from torch.func import functional_call
-
     some = torch.unique(places[places >= 0])[:2]
     with torch.no_grad():
         try:
             batches = [[t.to(device) for t in task.batch(some[:n])] for n in (1, len(some))]
-            one, two = (task.loss_of(functional_call(module, layers, (x,)), y)[0] for x, y in batches)
+            one, two = (task.loss_of(call_with(module, layers, (x,)), y)[0] for x, y in batches)
         except Exception as error:  # norms over a batch refuse a single example
             raise Apart(str(error)) from error
     if not torch.allclose(one, two, rtol=1e-3, atol=1e-5):
@@ -191,12 +189,10 @@ a model's unmasked examples are written ``into``.
 
 def gradients(module: nn.Module, loss_of: LossOf) -> Gradients:
     """By ``torch.func``, which takes any module without buffers or dice."""
-    from torch.func import functional_call, grad_and_value, vmap  # a second of imports
-
-    frozen = {n: p for n, p in module.named_parameters() if not p.requires_grad}
+    from torch.func import grad_and_value, vmap  # a second of imports
 
     def loss(layers: Layers, inputs: Tensor, targets: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        values = loss_of(functional_call(module, {**layers, **frozen}, (inputs,)), targets)
+        values = loss_of(call_with(module, layers, (inputs,)), targets)
         if isinstance(values, Ratio):
             raise ValueError("a loss that is a Ratio is trained client by client: plan='each'")
         losses = values * mask
