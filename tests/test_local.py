@@ -153,6 +153,30 @@ def test_clipping_bounds_the_gradient_of_the_loss_and_not_what_a_method_adds() -
     assert torch.equal(short.x.flat, train(slot, ONE, Local(x, LocalSGD(0.1, batch=None, steps=1)), KEY).x.flat)
 
 
+@pytest.mark.parametrize("entries", [False, True], ids=["layers", "entries too"])
+def test_what_a_mask_holds_has_no_part_in_the_norm_that_is_clipped(entries: bool) -> None:
+    # As torch clips the gradients that are left once the others are zero: one by one, beside others, in any memory.
+    slot, x = slotted()
+    task, trainer = rows(), LocalSGD(0.3, batch=8, momentum=0.9, clip=0.05, weight_decay=0.1)
+    held = x.zeros().replace(x.drop(["0.weight"]).map(torch.ones_like))
+    mask = Params(x.layout, held.flat * (torch.arange(x.layout.size) % 2)) if entries else held
+    request = Local(x, trainer, mask=mask)
+    module, w = mlp(), x.flat.clone()
+    momentum = torch.zeros_like(w)
+    for batch in draw_batches(len(task), trainer, KEY.generator("batches")):
+        nn.utils.vector_to_parameters(w, module.parameters())
+        module.zero_grad()
+        task.loss(module, task.batch(batch[batch >= 0])).mean().backward()
+        g = nn.utils.parameters_to_vector([p.grad for p in module.parameters()]) * mask.flat
+        momentum = 0.9 * momentum + g * min(1.0, 0.05 / (float(g.norm()) + 1e-6)) + 0.1 * w
+        w = w - 0.3 * momentum * mask.flat
+    found = [train(slot, task, request, KEY), *train_many(slot, [task] * 2, [request] * 2, [KEY] * 2)]
+    for trained in found:
+        assert trained.memory is not None
+        torch.testing.assert_close(trained.x.flat, w, atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(trained.memory.vectors[0].flat, momentum, atol=1e-6, rtol=1e-5)
+
+
 def test_what_a_method_looks_at_is_the_gradient_whatever_the_trainer_makes_of_it() -> None:
     slot = Slot(Line())
     x = slot.params()

@@ -45,7 +45,8 @@ class Trainer(Config, ABC):
     is left out for models with batch norm, which cannot be trained on it.
 
     ``clip``, where given, is the greatest Euclidean norm of the gradient of the loss, all layers together: a longer one
-    is scaled down, as ``torch.nn.utils.clip_grad_norm_`` does it. What is added to the gradient comes after:
+    is scaled down, as ``torch.nn.utils.clip_grad_norm_`` does it. What a method holds where it is, such as FedRep the
+    body while the head is trained, has no part in the norm. What is added to the gradient comes after:
     ``weight_decay``, ``prox`` (FedProx's mu, towards the broadcast model), and the method's own corrections.
 
     ``warmup`` is a number of steps: step t, counted from 1, has min(1, t / warmup) times the learning rate. It
@@ -215,7 +216,7 @@ class Local(NamedTuple):
     offset: Params | None = None  # added to every gradient (SCAFFOLD)
     anchor: Params | None = None  # trainer.prox pulls towards this; None: towards x
     basis: Sequence[Tensor] | None = None  # every step is projected on these orthonormal rows (FLSS)
-    mask: Params | None = None  # every step is multiplied by this (PruneFL)
+    mask: Params | None = None  # gradients and steps are multiplied by this (PruneFL)
     shift: Params | None = None  # added to the model, an equal part of it after every step (DOMO-S)
     memory: Memory | None = None  # where the trainer begins; None: at rest (FedAvgLM begins at the mean momentum)
     loss: Loss | None = None  # minimised in place of the task's own (MOON, FedNTD, FedGen)

@@ -122,7 +122,7 @@ def _side_by_side(
         except Exception as error:  # torch.func's own, of as many kinds as there are operations it does not know
             raise Apart(str(error)) from error
         before = [] if all_active else [v.clone() for v in vectors]
-        step = bend(g, w, trainer, offset, anchor, vectors, done)
+        step = bend(g, w, trainer, kept, offset, anchor, vectors, done)
         for v, old in zip(vectors, before, strict=False):
             torch.where(mask[:, :1] > 0, v, old, out=v)  # it ended with the client's last step
         if kept is not None:

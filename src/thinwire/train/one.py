@@ -74,7 +74,7 @@ def _train(slot: Slot, task: Task, request: Local, key: Key) -> Trained:
         steps += 1
         seen += float(losses.counts.sum()) if isinstance(losses, Ratio) else len(losses)
         del losses  # its graph, small as it is by now, would part the memory that the next step takes whole
-        step = bend(g, w, trainer, offset, anchor, vectors, taken + steps)
+        step = bend(g, w, trainer, mask, offset, anchor, vectors, taken + steps)
         if request.basis is not None:
             step = project(step, request.basis)
         if mask is not None:
@@ -172,12 +172,18 @@ def bend(
     g: Tensor,
     w: Tensor,
     trainer: Trainer,
+    mask: Tensor | None,
     offset: Tensor | None,
     anchor: Tensor | None,
     vectors: Sequence[Tensor],
     step: int,
 ) -> Tensor:
-    """The step to take for gradients ``g`` at ``w``, one model's or many's: what the trainer and the request add."""
+    """The step to take for gradients ``g`` at ``w``, one model's or many's: what the trainer and the request add.
+
+    Gradients of what stays where it is do not count: of some nobody computes any (:func:`masked_parameters`).
+    """
+    if mask is not None:
+        g.mul_(mask)
     if trainer.clip is not None:
         clip(g, trainer.clip)
     if trainer.coupled:

@@ -723,8 +723,9 @@ static u32 FN(magnitude)(const float *x, i64 n) {
     return top;
 }
 
-/* One step: what the trainer and the request add to the gradients g, then w moves. */
+/* One step: what the trainer and the request add to the gradients g, then w moves. Gradients of what stays do not count. */
 static void FN(bend)(float *w, float *g, const Bend *b, i64 n) {
+    if (b->mask) for (i64 i = 0; i < n; i++) g[i] *= b->mask[i];
     if (b->decay != 0) for (i64 i = 0; i < n; i++) g[i] += b->decay * w[i];
     if (b->anchor) for (i64 i = 0; i < n; i++) g[i] += b->prox * (w[i] - b->anchor[i]);
     if (b->offset) for (i64 i = 0; i < n; i++) g[i] += b->offset[i];
