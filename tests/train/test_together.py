@@ -112,6 +112,15 @@ class Branches(nn.Module):
 
 
 class ByData(Branches):
+    """One of two layers, as their weights say."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        out: Tensor = self.a(x) if self.a.weight.sum() > self.b.weight.sum() else self.b(x)
+        return out
+
+
+class ByBatch(Branches):
     """One of two layers, as the batch says."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -121,10 +130,10 @@ class ByData(Branches):
 
 
 class ByNumber(Branches):
-    """A number that is read off the batch."""
+    """A number that is read off a weight."""
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.a(x.flatten(1)) * x.mean().item()
+        out: Tensor = self.a(x.flatten(1)) * (1 + self.b.bias[0].item())
         return out
 
 
@@ -194,6 +203,7 @@ ALONE: list[tuple[Any, str | None]] = [  # a model, and the reason in the log wh
     (ByData, "data-dependent control flow"),
     (ByNumber, "calling .item() on a Tensor"),
     (Chosen, "boolean mask"),
+    (ByBatch, "the loss of an example depends on the other examples of its batch"),
     (Centred, "the loss of an example depends on the other examples of its batch"),
     (batch_norm, None),
     (lambda: Words(sparse=True), None),
@@ -246,6 +256,7 @@ def test_clients_of_sizes_that_fill_no_batch_see_their_own_examples_alone() -> N
     x, y = torch.randn(22, 64, generator=torch.Generator().manual_seed(3)), torch.arange(22) % 10
     parts = [range(3), range(3, 11), range(11, 14), range(14, 22)]  # two of a chunk
     tasks = [Supervised(x, y, indices=torch.tensor(part)) for part in parts]
+    torch.manual_seed(5)  # with it the loss of the first example is by chance the same beside others
     module = Centred()
     start = module.a.weight.detach().clone()
     method = FedAvg(LocalSGD(0.5, batch=8), weights="uniform")

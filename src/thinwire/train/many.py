@@ -27,6 +27,8 @@ from .compiled import Chain, chain, train_chains
 from .one import bend, explain_divergence
 from .slot import Slot
 
+ALONE = 4  # examples whose losses are looked at
+
 
 class Apart(RuntimeError):
     """Why the clients of a model are not trained side by side, though :func:`batchable` knew nothing against it."""
@@ -142,16 +144,27 @@ def _side_by_side(
 
 
 def _check_alone(module: nn.Module, task: Supervised, places: Tensor, layers: Layers, device: torch.device) -> None:
-    """Raise :class:`Apart` unless an example has the same loss by itself as beside another one."""
-    some = torch.unique(places[places >= 0])[:2]
+    """Raise :class:`Apart` unless examples have the same losses one by one as beside others.
+
+    Of one example alone the losses may be alike by chance.
+    """
+    some = torch.unique(places[places >= 0])[:ALONE]
     with torch.no_grad():
         try:
-            batches = [[t.to(device) for t in task.batch(some[:n])] for n in (1, len(some))]
-            one, two = (task.loss_of(call_with(module, layers, (x,)), y)[0] for x, y in batches)
+            batches = [[t.to(device) for t in task.batch(rows)] for rows in (some, *some.split(1))]
+            whole, *alone = (losses_of(task.loss_of, call_with(module, layers, (x,)), y) for x, y in batches)
         except Exception as error:  # norms over a batch refuse a single example
             raise Apart(str(error)) from error
-    if not torch.allclose(one, two, rtol=1e-3, atol=1e-5):
+    if not torch.allclose(torch.cat(alone), whole, rtol=1e-3, atol=1e-5):
         raise Apart("the loss of an example depends on the other examples of its batch")
+
+
+def losses_of(loss_of: LossOf, outputs: Tensor, targets: Tensor) -> Tensor:
+    """One value an example. Raises ``ValueError`` for a ratio."""
+    values = loss_of(outputs, targets)
+    if isinstance(values, Ratio):
+        raise ValueError("a loss that is a Ratio is trained client by client: plan='each'")
+    return values
 
 
 def _stack_views(flat: Tensor, layout: Layout) -> dict[str, Tensor]:
@@ -192,10 +205,7 @@ def gradients(module: nn.Module, loss_of: LossOf) -> Gradients:
     from torch.func import grad_and_value, vmap  # a second of imports
 
     def loss(layers: Layers, inputs: Tensor, targets: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        values = loss_of(call_with(module, layers, (inputs,)), targets)
-        if isinstance(values, Ratio):
-            raise ValueError("a loss that is a Ratio is trained client by client: plan='each'")
-        losses = values * mask
+        losses = losses_of(loss_of, call_with(module, layers, (inputs,)), targets) * mask
         return losses.sum() / mask.sum().clamp_min(1), losses.detach().sum()
 
     # The gradient inside of vmap, not around it: so it comes out in the order of the weights.
