@@ -258,6 +258,8 @@ LINKS = [
         conflicts={
             "SecureSum(TopK(0.1))": f"SecureSum(TopK(0.1)): {SUMS}",
             "SecureSum(LBGM(threshold=0.5))": f"SecureSum(LBGM(threshold=0.5)): {SUMS}",
+            "SecureSum(Layerwise(DropoutAvg(0.5)))": f"SecureSum(Layerwise(DropoutAvg(0.5))): {SUMS}",
+            "SecureSum(Layerwise(SecureSum()))": f"SecureSum(Layerwise(SecureSum(bits=16))): {SUMS}",
             "ErrorFeedback(SecureSum())": f"ErrorFeedback {KEEPS} SecureSum(bits=16) {GROWS}",
         },
         bytes={

@@ -60,7 +60,7 @@ class SecureSum(Wrapper):
     feedback = False
 
     def __post_init__(self) -> None:
-        if not self.inner.linear or self.inner.memory:
+        if not self.inner.linear or self.inner.memory or _adds_otherwise(self.inner):
             raise CombinationError(
                 f"SecureSum({self.inner!r}): a sum is all that the server learns, and packets of this link cannot be "
                 f"added: take a linear one, such as Dense(), RandK(0.01), RandomBlock(64) or CountSketch(...)"
@@ -155,6 +155,13 @@ class SecureSum(Wrapper):
 def holds_secret(link: Link) -> bool:
     """Whether a link is a :class:`SecureSum`, or holds one."""
     return isinstance(link, SecureSum) or any(map(holds_secret, link.held if isinstance(link, Wrapper) else ()))
+
+
+def _adds_otherwise(link: Link) -> bool:
+    """Whether a linear link, or one that it holds, does not add numbers, entry by entry: DropoutAvg adds by sender."""
+    if isinstance(link, Wrapper) and not isinstance(link, SecureSum):
+        return any(map(_adds_otherwise, link.held))
+    return type(link).fold is not Link.fold or type(link).scale is not Link.scale
 
 
 def _numbers(packet: Packet) -> Tensor:
