@@ -170,6 +170,7 @@ def test_defaults_fill_what_is_left_open() -> None:
     assert parse("LUAR(FedAvg(opt=Adam()), recycle=1)", DEFAULTS) == tw.LUAR(tw.FedAvg(local, tw.Adam()), recycle=1)
     assert parse("SCAFFOLD()", {"lr": 0.3}).local == tw.LocalSGD(0.3)
     assert parse("LocalSGD()", DEFAULTS) == local
+    assert parse("Averaged(SoftPull(lam=0.5))", DEFAULTS).inner == tw.SoftPull(tw.FedAvg(local), lam=0.5)
 
 
 def test_what_is_written_wins_over_defaults() -> None:

@@ -126,15 +126,23 @@ class _Parser:
             raise ExpressionError(f"{name}: {error}; it is {name}{shape(cls)}") from None
         bound = fit(cls, bound)
         filled = {k: v for k, v in self.defaults.items() if v is not None}
-        local = signature.parameters.get("local")
         if issubclass(cls, Trainer):
-            bound = {**filled, **bound}
-        elif local is not None and isinstance(local.default, Trainer) and "local" not in bound:
-            bound["local"] = replace(local.default, **filled)
-        return cls(**bound)
+            return cls(**{**filled, **bound})
+        trained = {"local": _filled(signature, "local", filled), "inner": _filled(signature, "inner", filled)}
+        return cls(**{**{name: value for name, value in trained.items() if value is not None}, **bound})
 
     def source(self, node: ast.expr) -> str:
         return _quote(ast.get_source_segment(self.text.strip(), node) or self.text)
+
+
+def _filled(signature: inspect.Signature, name: str, filled: Mapping[str, Any]) -> Any:
+    """The default of an argument with what an expression leaves open filled in: of a trainer, or a method around one."""
+    default = getattr(signature.parameters.get(name), "default", None)
+    if isinstance(default, Trainer):
+        return replace(default, **filled)
+    if isinstance(default, algorithms.Algorithm):
+        return replace(default, local=replace(default.local, **filled))  # type: ignore[type-var]  # a dataclass
+    return None
 
 
 def _quote(value: Any) -> str:
