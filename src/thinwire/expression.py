@@ -136,7 +136,7 @@ class _Parser:
 
 
 def _filled(signature: inspect.Signature, name: str, filled: Mapping[str, Any]) -> Any:
-    """The default of an argument with what an expression leaves open filled in: of a trainer, or a method around one."""
+    """The default of an argument, a trainer or a method, with what an expression leaves open filled in; else None."""
     default = getattr(signature.parameters.get(name), "default", None)
     if isinstance(default, Trainer):
         return replace(default, **filled)
