@@ -141,7 +141,8 @@ def _filled(signature: inspect.Signature, name: str, filled: Mapping[str, Any]) 
     if isinstance(default, Trainer):
         return replace(default, **filled)
     if isinstance(default, algorithms.Algorithm):
-        return replace(default, local=replace(default.local, **filled))  # type: ignore[type-var]  # a dataclass
+        method: Any = default  # a dataclass
+        return replace(method, local=replace(default.local, **filled))
     return None
 
 

@@ -259,6 +259,6 @@ def call_with(
     places: dict[str, Tensor] = {}
     for at, part in module.named_modules():  # each of them once
         for name, own in (*part._parameters.items(), *part._buffers.items()):
-            if (known := names.get(id(own))) in tensors:
+            if (known := names.get(id(own), "")) in tensors:
                 places[f"{at}.{name}" if at else name] = tensors[known]
     return functional_call(module, places, tuple(inputs), dict(named or {}), tie_weights=False)
