@@ -345,6 +345,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "traced": (lambda: torch.jit.trace(net(nn.Identity()), X), "was compiled by torch.jit"),  # type: ignore[no-untyped-call]
     "a scripted layer": (lambda: net(torch.jit.script(nn.BatchNorm2d(4))), "layer '1' was compiled by torch.jit"),
     "lazy": (lambda: net(nn.LazyBatchNorm2d()), "layer '1' has no shape yet"),
+    "without numbers": (lambda: nn.Linear(64, 10, device="meta"), "a Linear, has no numbers yet"),
     "tied through .data": (tied_through_data, "'3.weight' lies in the memory of '1.weight'"),
     "a buffer in a weight's memory": (buffer_of_a_weight, "'copy' lies in the memory of '1.weight'"),
     "a view of a weight": (View, "attribute 'view' of layer '' is a tensor in the memory of a trained parameter"),

@@ -118,6 +118,12 @@ def refuse_moving(module: nn.Module) -> None:
             raise ValueError(
                 f"{who} has no shape yet ({lazy[0]!r}, a lazy layer): let it see a batch before, model(inputs)"
             )
+        meta = [n for n, p in part.named_parameters(recurse=False) if p.device.type == "meta"]
+        if meta:
+            raise ValueError(
+                f"{who} has no numbers yet ({meta[0]!r}, on the device meta): give it memory, "
+                f"module.to_empty(device='cpu'), and a start"
+            )
         if isinstance(part, torch.jit.ScriptModule) and any(p.requires_grad for p in part.parameters()):
             raise ValueError(
                 f"{who} was compiled by torch.jit (script or trace), whose parameters cannot be moved into the vector "
