@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -17,6 +18,7 @@ from blobs import assert_same_model, blobs, mlp, normed
 from test_federation import method
 from thinwire import Draw, PowerOfChoice, Sampler
 from thinwire.errors import CombinationError
+from thinwire.federated.sampler import check_cohort
 
 pytest.importorskip("flwr")
 
@@ -235,3 +237,10 @@ def test_clients_that_add_in_secret_are_not_asked_and_auto_draws_uniformly() -> 
     *tasks, _ = blobs((*SIZES, 60))
     with pytest.raises(ValueError, match="reckons with cohorts that are drawn uniformly"):
         tw.simulate(tw.Auto(0.5), mlp, tasks, 1, sample=3, sampler=PowerOfChoice(4))
+
+
+@pytest.mark.parametrize("cohort", [[0.0, 1.7], [True, False], ["0"], [None]])
+def test_clients_of_a_cohort_are_whole_numbers(cohort: Any) -> None:
+    with pytest.raises(ValueError, match="it must name one or more of the 6 clients, each once"):
+        check_cohort(cohort, 6)
+    assert check_cohort([np.int64(5), torch.tensor(0)], 6) == [0, 5]

@@ -6,6 +6,7 @@ Cho, Wang, Joshi, "Towards Understanding Biased Client Selection in Federated Le
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -107,17 +108,25 @@ def choose_clients(sampler: Sampler, losses: Mapping[int, float], count: int) ->
     return check_drawn(sampler, sampler.choose(losses, count), list(losses), count)
 
 
-def check_cohort(cohort: Sequence[int], clients: int) -> list[int]:
+def check_cohort(cohort: Sequence[Any], clients: int) -> list[int]:
     """A cohort that a caller gives, in the order of clients. Raises ``ValueError`` for one that is none."""
-    ordered = sorted(int(client) for client in cohort)
+    ordered = sorted(numbers(cohort))
     fits = 0 < len(ordered) == len(set(ordered)) and ordered[0] >= 0 and ordered[-1] < clients
     require(fits, f"cohort={list(cohort)}: it must name one or more of the {clients} clients, each once")
     return ordered
 
 
+def numbers(clients: Sequence[Any]) -> list[int]:
+    """Clients' numbers; none where one of them is no whole number."""
+    try:
+        return [] if any(isinstance(client, bool) for client in clients) else [operator.index(c) for c in clients]
+    except TypeError:
+        return []
+
+
 def check_drawn(sampler: Sampler, clients: Sequence[Any], of: Sequence[int], most: int) -> list[int]:
     """The clients that a sampler gave, in their order. Raises ``ValueError`` for others than it may give."""
-    cohort = sorted(int(client) for client in clients)
+    cohort = sorted(numbers(clients))
     fits = 0 < len(cohort) == len(set(cohort)) <= most and set(cohort) <= set(of)
     require(fits, f"{sampler!r} gave {list(clients)}: 1 to {most} clients of those it was given, each once")
     return cohort
