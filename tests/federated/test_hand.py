@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import json
+import math
 import multiprocessing
 import os
 import re
@@ -297,6 +298,40 @@ def test_a_run_takes_the_updates_that_it_is_given() -> None:
     server, client = tw.start(FedAvg(), Number(), tasks)
     reply, _ = tw.client_round(FedAvg(), server.view, client, tasks[1], 1, train=give)
     assert reply.message.update.flat.tolist() == [8.0]
+
+
+def other_layers(request: Local) -> Any:
+    return Trained(tw.Params.of([("v", torch.ones(1))]), 1, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("expression", "give", "said"),
+    [
+        ("FedAvg()", lambda request: None, "gave NoneType: it returns Trained(x, steps, loss)"),
+        ("FedAvg()", lambda request: request.x, "gave Params: it returns Trained(x, steps, loss)"),
+        ("FedAvg()", other_layers, "gave an x of other layers or of another type: it is made of the request's,"),
+        ("FedAvg()", lambda request: Trained(request.x, 1, None), "gave steps=1, loss=None, rates=0.0: a whole"),  # type: ignore[arg-type]
+        ("FedAvg()", lambda request: Trained(request.x, 1, math.nan), "gave steps=1, loss=nan: steps must not"),
+        ("FedAvg()", lambda request: Trained(request.x, -1, 0.5), "gave steps=-1, loss=0.5: steps must not"),
+        ("FedAvg(LocalAdam(keep=True))", lambda request: Trained(request.x, 1, 0.5), "gave no memory, which LocalAdam"),
+        ("PerFedAvg()", lambda request: Trained(request.x, 1, 0.5), "was asked for a gradient: it returns Trained(..."),
+    ],
+)
+def test_a_function_that_answers_otherwise_than_it_was_asked_is_told_so(expression: str, give: Any, said: str) -> None:
+    method, tasks = tw.parse(expression), [(torch.ones(1), torch.ones(1))]
+    with pytest.raises(ValueError, match=re.escape(f"round 1, client 0: train {said}")):
+        tw.simulate(method, Number(), tasks, 1, train=lambda request, task, key: give(request))
+    server, client = tw.start(method, Number(), tasks)
+    with pytest.raises(ValueError, match=re.escape(f"round 1, client 0: train {said}")):
+        tw.client_round(method, server.view, client, tasks[0], 0, train=lambda request, task, key: give(request))
+
+
+def test_numbers_that_are_tensors_are_taken_for_what_they_are() -> None:
+    def give(request: Local, task: Task, key: Key) -> Trained:
+        return Trained(request.x, 1, torch.tensor(0.5))  # type: ignore[arg-type]
+
+    result = tw.simulate(FedAvg(), Number(), [(torch.ones(1), torch.ones(1))], 1, train=give)
+    assert [r["train_loss"] for r in result.rounds] == [0.5]
 
 
 # -- what LBGM saw -------------------------------------------------------------------------------------------

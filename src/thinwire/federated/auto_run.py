@@ -30,7 +30,7 @@ from ..train.given import copy_module
 from ..train.slot import make_module
 from ..train.threads import one_thread
 from ..wire import Packet, Several, State, dumps, loads, restore
-from .client import Training
+from .answers import Training
 from .envelope import Answer
 from .result import Record, Result
 from .rounds import Rounds

@@ -25,6 +25,7 @@ from ..train.many import Apart, batchable, train_many
 from ..train.one import train
 from ..train.slot import Slot
 from ..wire import MOST, Packet, State, dumps, largest, modest
+from .answers import Training, checked
 from .changes import change_of
 from .hostile import Hostile
 from .letters import private, read_letter
@@ -118,10 +119,6 @@ class Reply(NamedTuple):
     noted: Packet  # what training did, where that is asked for (`changes.change_of`)
     next: ClientState
     norms: dict[str, float] | None = None  # of what the server will see, by field
-
-
-Training = Callable[[Local, Task, Key], Trained]
-"""What answers a request in place of training; the key has the round and the client."""
 
 
 class Manner(NamedTuple):
@@ -259,7 +256,7 @@ def one_round(
 
 def play(algorithm: Algorithm, form: Form, slot: Slot, turn: Turn, answer: Training | None = None) -> Round:
     """A round all of whose requests have been answered, by training in the slot or by ``answer``."""
-    task, make = turn.task, answer or _training_in(slot, train)
+    task, make = turn.task, _training_in(slot, train) if answer is None else checked(answer)
     with drawing(slot, task, turn.key):
         round = Round(algorithm, form, *turn)
         slot.load_buffers(round.buffers)
@@ -344,7 +341,7 @@ def adapt_model(
         request = next(work)
     except StopIteration as done:
         return done.value, statistics
-    make = answer or _training_in(slot, train)
+    make = _training_in(slot, train) if answer is None else checked(answer)
     slot.load_buffers(statistics)
     with drawing(slot, task, key):
         while True:

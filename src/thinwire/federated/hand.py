@@ -35,7 +35,8 @@ from ..task import as_task
 from ..train.slot import Slot
 from ..train.threads import one_thread
 from ..wire import MOST, State, modest
-from .client import ClientState, Job, Manner, Training, Turn, client_inputs, play
+from .answers import Training
+from .client import ClientState, Job, Manner, Turn, client_inputs, play
 from .envelope import NUMBER
 from .letters import Letter, private, write_letter
 from .mean import Mean

@@ -16,8 +16,8 @@ from ..run.folder import open_folder
 from ..run.progress import live
 from ..run.ranks import barrier, rank
 from ..train.threads import one_thread
+from .answers import Training
 from .auto_run import Chosen, choices_in
-from .client import Training
 from .result import Record, Result
 from .setting import Setting
 from .simulation import Simulation

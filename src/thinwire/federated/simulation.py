@@ -28,10 +28,11 @@ from ..train.fitting import fitting
 from ..train.slot import Slot, floats, make_module
 from ..train.threads import one_thread
 from ..wire import Packet, State
+from .answers import Training
 from .asking import ask_clients
 from .buffered import Arrival, Flights, check_late, check_replies
 from .changes import MODELS, Changes, keep
-from .client import Job, Manner, Reply, Training, adapt_model
+from .client import Job, Manner, Reply, adapt_model
 from .envelope import NUMBER, Answer, Call, Scales
 from .hostile import Hostile, honest_first, tell
 from .layer_bytes import LayerBytes
