@@ -483,6 +483,11 @@ def test_what_a_selector_cannot_do_is_said_in_one_line(trained: tuple[tw.Result,
     assert refused(shape=(4,)).startswith("shape=(4,) is that of examples for a selector of thinwire.models: name one")
     assert "the selector cannot take examples of [4]" in refused(selector="mlp", shape=(9,))
     assert "the selector gives [6] numbers an example, and 3 are needed" in refused(selector="test_fedsm:double")
+    for later in (FedSMExtra, Ensemble):  # which ask it after 100 rounds
+        with pytest.raises(ValueError, match=r"the selector cannot take examples of \[4\]"):
+            Simulation(later(LOCAL, selector="mlp", shape=(9,)), small, sites())
+    with pytest.raises(ValueError, match=r"the selector cannot take examples of \[4\]"):
+        Mixture([small()], nn.Linear(9, 2))(torch.zeros(2, 4))
     with pytest.raises(ValueError, match="examples in one tensor, not in a tuple"):
         trained[0].predict((torch.zeros(2, 4),))
 

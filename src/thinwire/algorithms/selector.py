@@ -140,16 +140,20 @@ def scores(selector: nn.Module, inputs: Any) -> Float[Tensor, "b c"]:
         ) from error
 
 
-def logits(net: Net, batch: Batch) -> Float[Tensor, "b c"]:
-    """The logits of the selector in training. Raises ``ValueError`` where they are not as many as were asked for."""
-    outputs = cast("Super", net.module).outputs
-    out = scores(net.module.get_submodule("selector"), inputs_of(batch))
+def logits(module: Super, inputs: Any) -> Float[Tensor, "b c"]:
+    """The logits of the selector beside a model. Raises ``ValueError`` where they are not as many as were asked for."""
+    out, outputs = scores(module.selector, inputs), module.outputs
     require(
         out.ndim == 2 and out.shape[1] == outputs,
         f"the selector gives {list(out.shape[1:])} numbers an example, and {outputs} are needed: make it with as "
         f"many outputs as its function is given",
     )
     return out
+
+
+def logits_of(net: Net, batch: Batch) -> Float[Tensor, "b c"]:
+    """:func:`logits` of the selector in training."""
+    return logits(cast("Super", net.module), inputs_of(batch))
 
 
 @dataclass(frozen=True)
@@ -159,7 +163,7 @@ class Labelled(Loss):
     label: int
 
     def __call__(self, net: Net, task: Task, batch: Batch) -> Float[Tensor, " b"]:
-        out = logits(net, batch)
+        out = logits_of(net, batch)
         return F.cross_entropy(out, out.new_full((len(out),), self.label, dtype=torch.int64), reduction="none")
 
 
@@ -174,7 +178,7 @@ class Nearest(Loss):
         with torch.no_grad():
             others = [net.other(x, b) for x, b in zip(self.models, self.buffers, strict=True)]
             losses = torch.stack([per_example(task.loss(other, batch)) for other in others])
-        return F.cross_entropy(logits(net, batch), losses.argmin(0), reduction="none")
+        return F.cross_entropy(logits_of(net, batch), losses.argmin(0), reduction="none")
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,7 +201,7 @@ class Mixture(nn.Module):
         self.others, self.selector = list(others), selector
 
     def forward(self, *inputs: Any, **more: Any) -> Tensor:
-        shares = wide_enough(self.selector(inputs[0])).softmax(-1)  # [b, models]
+        shares = scores(self.selector, inputs[0]).softmax(-1)  # [b, models]
         whole: Tensor | None = None
         for k, other in enumerate(self.others):
             with torch.no_grad():

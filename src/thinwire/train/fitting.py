@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..algorithms.selector import Super, logits
 from ..data.dataset import VOID
 from ..dice import Dice
 from ..errors import require
@@ -91,6 +92,8 @@ def _outputs(slot: Slot, task: Supervised, who: str) -> Tensor:
         slot.module.eval()  # norms cannot train on one example
         with torch.no_grad(), without_cache(slot.device):
             outputs = slot.module(inputs)
+            if isinstance(slot.module, Super):  # which is asked after many rounds, if its method says so
+                logits(slot.module, inputs)
     except Exception as error:
         if not _of_torch(error):
             raise
