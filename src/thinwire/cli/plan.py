@@ -42,6 +42,8 @@ def plan(
     from ..studies import Federated
     from ..studies import plan_federated as alternatives
 
+    if methods and local is None:
+        study_of(Federated, methods, given)  # raises where they leave nothing open for an option: they say how to train
     auto = f"Auto({budget})" if local is None else f"Auto({budget}, local={local})"
     study = study_of(Federated, [auto, *(methods or ())], given)
     problem = study.problem(study.setting.seed)
