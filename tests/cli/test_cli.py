@@ -288,6 +288,7 @@ def broken(clients):
         (["FedAvg()", "--holdout", "1"], "--holdout 1.0: it is a share below 1"),
         (["FedAvg()", "--evaluate-every", "0"], "--evaluate-every 0: it must be at least 1"),
         (["FedAvg()", "--checkpoint-every", "0"], "--checkpoint-every 0: it must be at least 1"),
+        (["FedAvg()", "--buffer", "Buffered(30)"], "--buffer Buffered(30): "),
         (["FedAvg()", "--plan", "fast"], "--plan fast: one of 'each', 'together', 'compiled', 'measured' is expected"),
         (["FedAvg()", "--seed", "1", "--seeds", "2,3"], "--seed 1 is not used with --seeds 2,3, which has all of them"),
         (["FedAvg(LocalSGD(0.1))", "--lr", "5"], "--lr 5.0: no method here leaves it open; leave it out"),
