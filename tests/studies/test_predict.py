@@ -10,7 +10,7 @@ import torch
 import thinwire as tw
 from thinwire.problem import standard
 from thinwire.report import table
-from thinwire.studies.predict import Rehearsal
+from thinwire.studies.predict import Prediction, Rehearsal, show
 
 ROUNDS = 9
 
@@ -136,3 +136,10 @@ def test_the_table_of_results_fits_a_terminal(monkeypatch, width):
     assert below.partition("No room here for: ")[2] == (f"{absent[width]}." if width in absent else "")
     assert "MB are 10^6 bytes" in below
     assert "Served" not in below
+
+
+def test_few_bytes_and_a_short_transfer_are_not_shown_as_none(capsys: pytest.CaptureFixture[str]) -> None:
+    few = Prediction("DeComFL(2)", (185.0, 185.0), (170.0, 170.0), (4_440.0, 4_440.0), (123.0, 123.0), (0.004, 0.049))
+    show([few], 8, 3, 10.0)
+    shown = capsys.readouterr().out
+    assert all(text in shown for text in ("0.0044", "0.000123", "0.004 to 0.049"))

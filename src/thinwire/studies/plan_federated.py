@@ -26,7 +26,7 @@ from ..ranges import Mbit, check_ranges, of_option
 from ..ranges import Range as Values
 from .cells import draw
 from .federated import Federated
-from .predict import ABOUT, Range, Rehearsal, range_text
+from .predict import ABOUT, Range, Rehearsal, range_text, transfer_text
 
 CLOSE = 0.02  # of accuracy: what a rehearsal of a few rounds cannot tell apart
 
@@ -264,9 +264,9 @@ def show(plan: FederatedPlan) -> None:
     lines = [
         [
             row.name,
-            range_text(row.bytes_up, 1e6, ",.3f"),
-            range_text(row.bytes_down, 1e6, ",.3f"),
-            range_text(row.seconds, 1, ",.1f" if row.seconds[1] >= 1 else ".2g"),
+            range_text(row.bytes_up, megabytes),
+            range_text(row.bytes_down, megabytes),
+            range_text(row.seconds, transfer_text(row.seconds)),
             "-" if row.accuracy is None else f"{row.accuracy:.1%}",
             *([] if plan.target is None else [_to(row.reached)]),
         ]
@@ -287,7 +287,12 @@ def show(plan: FederatedPlan) -> None:
     print(f"\n{plan.best}\n{plan.why}\n\n{plan.command}")
 
 
+def megabytes(x: float) -> str:
+    """Bytes as megabytes, of 10^6 bytes."""
+    return f"{x / 1e6:,.3f}"
+
+
 def _to(reached: Reached | None) -> str:
     if reached is None:
         return "-"
-    return f"{reached.rounds} rounds, {reached.bytes / 1e6:,.3f} MB, {reached.seconds:,.1f} s"
+    return f"{reached.rounds} rounds, {megabytes(reached.bytes)} MB, {reached.seconds:,.1f} s"

@@ -14,7 +14,7 @@ up to 13 % off.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -42,7 +42,7 @@ from ..task import Task, as_tasks
 from ..train.one import train
 from ..train.slot import Slot, floats, make_module
 from ..train.threads import one_thread
-from .cells import draw
+from .cells import draw, megabytes_text
 
 Range = tuple[float, float]  # lowest, highest
 
@@ -202,11 +202,11 @@ def show(predictions: list[Prediction], rounds: int, sample: int, mbit: float) -
     lines = [
         [
             p.method,
-            range_text(p.message_up, 1, ",.0f"),
-            range_text(p.message_down, 1, ",.0f"),
-            range_text(p.bytes_up, 1e6, ".2f"),
-            range_text(p.bytes_down, 1e6, ".2f"),
-            range_text(p.seconds, 1, ".1f"),
+            range_text(p.message_up, "{:,.0f}".format),
+            range_text(p.message_down, "{:,.0f}".format),
+            range_text(p.bytes_up, megabytes_text),
+            range_text(p.bytes_down, megabytes_text),
+            range_text(p.seconds, transfer_text(p.seconds)),
         ]
         for p in predictions
     ]
@@ -221,7 +221,12 @@ ABOUT = (
 )
 
 
-def range_text(range: Range, unit: float, form: str) -> str:
-    """The lowest and the highest in a unit; one number where they look the same."""
-    low, high = (format(value / unit, form) for value in range)
+def range_text(range: Range, text: Callable[[float], str]) -> str:
+    """The lowest and the highest; one number where they look the same."""
+    low, high = map(text, range)
     return low if low == high else f"{low} to {high}"
+
+
+def transfer_text(range: Range) -> Callable[[float], str]:
+    """How seconds of transfer are written, of which the highest may be a small part of one."""
+    return ("{:,.1f}" if range[1] >= 1 else "{:.2g}").format
