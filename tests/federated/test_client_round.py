@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import thinwire as tw
-from problems import LOCAL, handwriting, mlp, trained
+from problems import LOCAL, handwriting, mlp, normed, trained
 from thinwire import MOON, SCAFFOLD, FedAvg, FedDC, FedDyn, Key, Local, LocalSGD, Simulation
 
 
@@ -105,3 +105,15 @@ def test_a_reply_is_sent_if_none_of_its_numbers_is_too_large(answer: str, up: tw
     if isinstance(up, tw.Dense):
         norm = float(torch.tensor(numbers).repeat(910)[:910].double().norm())
         assert record["norms"]["update"] == pytest.approx([norm] * 5, rel=1e-3)
+
+
+@pytest.mark.parametrize("plan", ["each", "together"])
+def test_weights_by_steps_are_refused_where_other_steps_are_made_than_are_counted(plan: Any) -> None:
+    x, y = torch.randn(9, 64, generator=torch.Generator().manual_seed(1)), torch.arange(9) % 10
+    method, said = FedAvg(LocalSGD(0.1, batch=4), weights="steps"), "client 0: weights='steps' counts 3 steps, and"
+    whole = tw.Supervised(x, y)
+    assert tw.simulate(method, mlp, [whole], 1, plan=plan).rounds[0]["train_loss"] is not None
+    with pytest.raises(ValueError, match=f"{said} 2 were made"):  # batch norm leaves the last example out
+        tw.simulate(method, normed, [whole], 1, plan=plan)
+    with pytest.raises(ValueError, match=f"{said} 1 were made"):
+        tw.simulate(method, mlp, [tw.Supervised(x, y, order=[[[0, 1]]])], 1, plan=plan)

@@ -1,4 +1,4 @@
-"""What answers a client's requests in place of training: a function of the caller's, whose answers are looked at."""
+"""What answers to a client's requests are: those of a function in place of training are looked at."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+from ..algorithms.base import Algorithm
 from ..errors import require
 from ..key import Key
 from ..local import Local, Trained
@@ -48,3 +49,15 @@ def check_trained(trained: Any, request: Local, key: Key) -> Trained:
         require(trained.memory is not None, f"{who} gave no memory, which {request.trainer!r} keeps")
     plain: Trained = trained._replace(steps=steps, loss=loss, rates=rates)
     return plain
+
+
+def check_steps(algorithm: Algorithm, request: Local, trained: Trained, examples: int, key: Key) -> None:
+    """Raise ``ValueError`` where replies are weighed by local steps, and other ones were made than are counted."""
+    if algorithm.weights != "steps" or request.aside or request.trainer != algorithm.local:
+        return
+    counted = request.trainer.num_steps(examples)
+    require(
+        trained.steps == counted,
+        f"client {key.client}: weights='steps' counts {counted} steps, and {trained.steps} were made, as its order "
+        f"says or without a last batch of one: take weights='examples'",
+    )

@@ -25,7 +25,7 @@ from ..train.many import Apart, batchable, train_many
 from ..train.one import train
 from ..train.slot import Slot
 from ..wire import MOST, Packet, State, dumps, largest, modest
-from .answers import Training, checked
+from .answers import Training, check_steps, checked
 from .changes import change_of
 from .hostile import Hostile
 from .letters import private, read_letter
@@ -159,6 +159,7 @@ class Round:
     def take(self, trained: Trained) -> None:
         """Hand it what it asked for."""
         assert self.request is not None
+        check_steps(self.algorithm, self.request, trained, len(self.task), self.key)
         if not self.request.aside and not self.request.gradient:
             if self.first is None:
                 self.first = self.request.x, trained
