@@ -320,7 +320,7 @@ def test_methods_are_compared_under_one_privacy_and_go_on_under_it(thinwire, tmp
 def test_a_plan_of_methods_that_say_how_they_train_refuses_an_option_that_says_it_too(thinwire):
     code, _, error = thinwire("plan", "FedAvg(LocalSGD(0.2))", "--lr", "0.1")
     assert code == 2
-    assert "--lr 0.1: every expression has its own lr, or none; leave the option out" in error
+    assert "--lr 0.1: no method here leaves it open; leave it out" in error
 
 
 @pytest.mark.slow
