@@ -18,7 +18,7 @@ Training = Callable[[Local, Task, Key], Trained]
 """What answers a request in place of training; the key has the round and the client."""
 
 
-def checked(train: Training) -> Training:
+def with_checks(train: Training) -> Training:
     """The same function, whose answers are what a method may go on with. Raises ``ValueError`` for one that is not."""
 
     def answer(request: Local, task: Task, key: Key) -> Trained:

@@ -25,7 +25,7 @@ from ..train.many import Apart, batchable, train_many
 from ..train.one import train
 from ..train.slot import Slot
 from ..wire import MOST, Packet, State, dumps, largest, modest
-from .answers import Training, check_steps, checked
+from .answers import Training, check_steps, with_checks
 from .changes import change_of
 from .hostile import Hostile
 from .letters import private, read_letter
@@ -257,7 +257,7 @@ def one_round(
 
 def play(algorithm: Algorithm, form: Form, slot: Slot, turn: Turn, answer: Training | None = None) -> Round:
     """A round all of whose requests have been answered, by training in the slot or by ``answer``."""
-    task, make = turn.task, _training_in(slot, train) if answer is None else checked(answer)
+    task, make = turn.task, _training_in(slot, train) if answer is None else with_checks(answer)
     with drawing(slot, task, turn.key):
         round = Round(algorithm, form, *turn)
         slot.load_buffers(round.buffers)
@@ -342,7 +342,7 @@ def adapt_model(
         request = next(work)
     except StopIteration as done:
         return done.value, statistics
-    make = _training_in(slot, train) if answer is None else checked(answer)
+    make = _training_in(slot, train) if answer is None else with_checks(answer)
     slot.load_buffers(statistics)
     with drawing(slot, task, key):
         while True:
