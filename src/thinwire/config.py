@@ -186,6 +186,12 @@ def fit_value(value: Any, expected: Any) -> Any:
         kinds = inside[:1] * len(value) if origin is list or inside[1:] == (...,) else inside
         items = [fit_value(item, kind) for item, kind in zip(value, kinds, strict=False)]
         return NO_FIT if len(kinds) != len(value) or any(item is NO_FIT for item in items) else origin(items)
+    if inside and origin is Sequence and isinstance(value, Sequence):  # kept as it is: it may be long
+        fits = not isinstance(value, str) and all(fit_value(item, inside[0]) is not NO_FIT for item in value)
+        return value if fits else NO_FIT
+    if inside and origin is Mapping and isinstance(value, Mapping):
+        parts = [(key, inside[0]) for key in value] + [(item, inside[1]) for item in value.values()]
+        return NO_FIT if any(fit_value(part, kind) is NO_FIT for part, kind in parts) else value
     if inside and origin is dict and isinstance(value, dict):
         pairs = [(fit_value(k, inside[0]), fit_value(v, inside[1])) for k, v in value.items()]
         return NO_FIT if any(part is NO_FIT for pair in pairs for part in pair) else dict(pairs)

@@ -29,7 +29,7 @@ from thinwire import FedAvg, Key, Simulation
 from thinwire.algorithms import fedavg
 from thinwire.deploy.client import Node
 from thinwire.deploy.server import Deployment
-from thinwire.errors import CombinationError, NonFinite, OutOfSync, RunError, WireError
+from thinwire.errors import CombinationError, ExpressionError, NonFinite, OutOfSync, RunError, WireError
 from thinwire.federated.envelope import Answer, Call, Piece, mark, read_answer, read_call
 from thinwire.kernels import rans
 from thinwire.links import Link
@@ -1195,6 +1195,35 @@ def test_of_two_replies_one_always_has_half_of_the_weight_and_equal_weights_need
 def test_how_many_examples_are_believed_is_one_number_or_one_for_each_client(most: Any) -> None:
     with pytest.raises(ValueError, match=r"most_examples=.*: a positive number, or one for each of the 3 clients"):
         Deployment(FedAvg(), Still, 3, most_examples=most)
+
+
+@pytest.mark.parametrize("most", ["123", [1.5, 2, 3], ["1", 2, 3], [True, 2, 3], 2.5, {0: 1, 1: 2, 2: 3}])
+def test_how_many_examples_are_believed_are_whole_numbers(most: Any) -> None:
+    with pytest.raises(ExpressionError, match=r"most_examples=.*int or Sequence\[int\] or None is expected"):
+        Deployment(FedAvg(), Still, 3, most_examples=most)
+
+
+def test_a_client_that_there_is_not_is_refused_before_the_round_begins() -> None:
+    server = Deployment(FedAvg(), Still, 3)
+    for there in [[1, 2, 3], [-1], [0, 0]]:
+        with pytest.raises(ValueError, match=r"available=.* one or more of the 3 clients"):
+            server.begin(there)
+    assert list(server.begin(client for client in [1])) == [1]
+    with pytest.raises(ValueError, match="client=3: the clients are 0 to 2"):
+        server.call(3)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"evaluate_every": True}, "evaluate_every=True: a whole number"),
+        ({"device": "gpu"}, "device='gpu': no such device"),
+        ({"privacy": 1.0}, "privacy=1.0: Privacy such as"),
+    ],
+)
+def test_a_client_refuses_what_it_would_not_heed(given: Any, said: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=said):
+        Node(FedAvg(), Still, pulls(1.0)[0], tmp_path, **given)
 
 
 def test_what_stands_for_an_update_is_clipped_as_the_update_is(tmp_path: Path, caplog: Any) -> None:

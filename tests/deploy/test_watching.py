@@ -138,6 +138,23 @@ def test_a_run_ends_at_its_target_and_is_not_gone_on_with(tmp_path: Path) -> Non
         serve(post("FedAvg()", tmp_path), "FedAvg()", target=1.0, measure="f1")
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"target": 0.9, "test": None}, "target=0.9: the server evaluates nothing without test="),
+        ({"target": float("nan")}, "target=nan: it is never reached"),
+        ({"target": 0.9, "measure": "dice"}, "measure='dice': the server's test says accuracy, test_loss"),
+        ({"poll": -1.0}, "poll=-1.0: seconds between two looks must not be negative"),
+        ({"poll": float("inf")}, "poll=inf: seconds"),
+    ],
+)
+def test_a_target_that_no_round_reaches_and_a_pause_that_is_none_are_refused(
+    options: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        serve(post("FedAvg()", tmp_path), "FedAvg()", **options)
+
+
 def test_a_run_that_goes_on_for_more_rounds_is_not_complete(watched: Path) -> None:
     seen: list[bool] = []
     grid = post("FedAvg()", watched.parent)

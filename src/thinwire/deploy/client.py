@@ -25,7 +25,7 @@ from ..algorithms.base import Algorithm, Start
 from ..algorithms.runnable import check_runnable
 from ..config import complete
 from ..dice import put_back, seeded
-from ..errors import OutOfSync, RunError, WireError, check, require
+from ..errors import OutOfSync, RunError, WireError, check, require, require_whole
 from ..federated.client import (
     ClientState,
     Job,
@@ -53,6 +53,7 @@ from ..params import Params
 from ..run.folder import checksum, lock_folder, read_state, write_atomic, write_state
 from ..run.identity import model_digest, run_digest
 from ..task import Task, as_task
+from ..train.device import unusable, usable
 from ..train.evaluation import evaluate, mean_metrics
 from ..train.fitting import fitting
 from ..train.slot import Slot, floats, make_module
@@ -196,7 +197,11 @@ class Node:
         privacy: Privacy | None = None,
     ) -> None:
         check_runnable(algorithm)
+        require_whole(evaluate_every=evaluate_every)
         require(evaluate_every > 0, f"evaluate_every={evaluate_every}: it must be at least 1")
+        require(usable(device), f"device={device!r}: {unusable(device)}")
+        fits = privacy is None or isinstance(privacy, Privacy)
+        require(fits, f"privacy={privacy!r}: Privacy such as {Privacy.example} or None is expected")
         if any(isinstance(given, type) or not isinstance(given, Task) for given in (task, test) if given is not None):
             kind = floats(model if isinstance(model, nn.Module) else make_module(model, 0))
             task, test = as_task(task, floats=kind), None if test is None else as_task(test, "test", kind)
@@ -274,6 +279,11 @@ class Node:
     def _answer(self, call: Call, number: int, began: float, question: bool = False) -> Answer:
         algorithm = self.algorithm
         slot, statistics, shared, start, up, down, known = self._open(call)
+        require(
+            self.privacy is None or Secured.on(up) is not None,
+            f"privacy={self.privacy!r} of a client is for a secure sum, and {algorithm!r} has none: leave it out, or "
+            f"give the method up=SecureSum(...)",
+        )
         alone = private(algorithm, start)
         heard = View(start.view, down.open()[1], shared)
         fresh = ClientMemory(VERSION, 0, heard, unheard(algorithm, start, up, statistics))
@@ -298,11 +308,6 @@ class Node:
             return loss_answer(call, number, len(self.task), loss, time.perf_counter() - began)
         metrics = self.evaluate(slot, start, statistics, mine, held.own, call)
         made = self.round(slot, up, mine, state, key)
-        require(
-            self.privacy is None or Secured.on(up) is not None,
-            f"privacy={self.privacy!r} of a client is for a secure sum, and {algorithm!r} has none: leave it out, or "
-            f"give the method up=SecureSum(...)",
-        )
         if (secured := Secured.on(up, self.privacy)) is not None:
             about = about_round(call.run, call.incarnation, call.round)
             blob, secrets = hide(secured, kept.secrets(), about, call.shares, made.blob, kept.noise())

@@ -29,6 +29,7 @@ from ..federated.network import measure_rate
 from ..federated.own_tests import unpack_metrics
 from ..federated.pool import Pool, Work
 from ..federated.result import Record
+from ..federated.sampler import check_cohort
 from ..federated.secure.exchange import Secrets
 from ..federated.secure.trips import Gathering
 from ..federated.storage import ClientStates, Disk, Ends, Unreadable
@@ -130,6 +131,8 @@ class Deployment(Asking):
     def begin(self, available: Iterable[int] | None = None) -> dict[int, bytes]:
         """Begin a round with those of the sampled clients that are there; what to send them: calls, or questions."""
         require(self.key is None, "the round before has not ended")
+        if available is not None and (available := list(available)):
+            check_cohort(available, self.num_clients, "available")
         self.key = self.publish()
         self.taken, self.refused, self.dropped, self.lost = {}, 0, 0, set()
         self.gathering, self.secrets, self.shares = None, None, {}
@@ -163,6 +166,7 @@ class Deployment(Asking):
     def call(self, client: int) -> bytes:
         """What a client is sent in this round: a call to train from what it acknowledged."""
         self._key()  # raises where no round has begun
+        require(0 <= client < self.num_clients, f"client={client}: the clients are 0 to {self.num_clients - 1}")
         try:
             call, parcel = self.call_to(client)
         except Unreadable as error:

@@ -108,11 +108,11 @@ def choose_clients(sampler: Sampler, losses: Mapping[int, float], count: int) ->
     return check_drawn(sampler, sampler.choose(losses, count), list(losses), count)
 
 
-def check_cohort(cohort: Sequence[Any], clients: int) -> list[int]:
-    """A cohort that a caller gives, in the order of clients. Raises ``ValueError`` for one that is none."""
+def check_cohort(cohort: Sequence[Any], clients: int, name: str = "cohort") -> list[int]:
+    """Clients that a caller gives, in order. Raises ``ValueError``, by the argument's name, for what are none."""
     ordered = sorted(numbers(cohort))
     fits = 0 < len(ordered) == len(set(ordered)) and ordered[0] >= 0 and ordered[-1] < clients
-    require(fits, f"cohort={list(cohort)}: it must name one or more of the {clients} clients, each once")
+    require(fits, f"{name}={list(cohort)}: it must name one or more of the {clients} clients, each once")
     return ordered
 
 

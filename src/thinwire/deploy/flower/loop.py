@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,6 +27,8 @@ from .nodes import CHUNKS, Nodes
 from .roster import by_number, digest_of
 
 log = logging.getLogger("thinwire")
+
+MEASURES = ("accuracy", "dice", "mae", "test_loss")  # by which a run may end
 
 
 @dataclass(frozen=True)
@@ -52,14 +55,21 @@ class ServeSetting(Setting):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.deadline > 0, f"deadline={self.deadline}: seconds to wait for answers are positive")
-
-        known = ("accuracy", "dice", "mae", "test_loss")
-        require(self.measure in known, f"measure={self.measure!r}: it is one of {', '.join(known)}")
+        require(0 <= self.poll < math.inf, f"poll={self.poll}: seconds between two looks must not be negative")
+        finite = self.target is None or math.isfinite(self.target)
+        require(finite, f"target={self.target}: it is never reached; give a finite number, or None for all rounds")
+        require(self.measure in MEASURES, f"measure={self.measure!r}: it is one of {', '.join(MEASURES)}")
 
     def reaches(self, record: Record) -> bool:
-        """Whether a round's record ends the run."""
+        """Whether a round's record ends the run. Raises ``ValueError`` for a measure that its test does not say."""
         value = record.get(self.measure)
-        if self.target is None or value is None:
+        if self.target is None:
+            return False
+        if value is None:
+            known = [name for name in MEASURES if record.get(name) is not None]
+            require(
+                not known, f"measure={self.measure!r}: the server's test says {', '.join(known)}; name one of these"
+            )
             return False
         return bool(value <= self.target if self.measure in ("mae", "test_loss") else value >= self.target)
 
@@ -105,6 +115,10 @@ def serve(
     require_whole(rounds=rounds)
     require(rounds > 0, f"rounds={rounds}: it must be at least 1")
     setting = ServeSetting.of(setting, fields)
+    require(
+        setting.target is None or test is not None,
+        f"target={setting.target}: the server evaluates nothing without test=, so no round would reach it",
+    )
     with one_thread(), open_folder(out, "the server, started with the same arguments,") as folder:
         states = None if folder is None else folder.path / "states"
         names = [] if isinstance(clients, int) else by_number(clients)
