@@ -104,6 +104,8 @@ class _Victim(NamedTuple):
             else:
                 change = Params(request.x.layout, update.to(request.x.layout.dtype))
                 memory = request.memory or Memory((change,) * request.trainer.num_vectors, 0)
+                if request.gradient:  # whose step moves by the change
+                    memory = Memory((change * (-1 / (request.trainer.rate(key) or 1.0)),), 0)
                 done.append(Trained(request.x + change, 1, 0.0, memory, 1.0))
             return done[-1]
 
