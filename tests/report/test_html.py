@@ -354,6 +354,17 @@ def test_clients_own_accuracies_are_sorted_and_averaged_over_seeds(tmp_path: Pat
     assert (found["y"][:2], found["low"][:2], found["high"][:2]) == ([20.0, 25.0], [0.0, 5.0], [40.0, 45.0])
 
 
+def test_a_client_whose_own_test_is_no_number_counts_as_the_worst_and_leaves_no_mean_of_the_others(
+    tmp_path: Path,
+) -> None:
+    last = line(1, client_accuracy=None, client_accuracy_worst=None)
+    run = made(tmp_path / "a", DENSE, 0, [last])
+    (run / "clients.jsonl").write_text('{"round": 1, "accuracy": [0.5, null, 0.25, 1.0]}\n')
+    (found,) = html.gather([tmp_path])["clients"]
+    assert [found[name] for name in ("mean", "median", "lowest_tenth", "worst")] == [None] * 4
+    assert (found["clients"], found["y"]) == ("4", [None, 25.0, 50.0, 100.0])
+
+
 def test_seeds_of_different_numbers_of_clients_meet_at_equal_shares_of_them(tmp_path: Path) -> None:
     for seed, values in ((0, [0.1, 0.3]), (1, [0.5, 0.6, 0.7, 0.8])):
         run = made(tmp_path / f"{seed}", DENSE, seed, [line(1)])

@@ -5,6 +5,7 @@ What every evaluation of a long run would take is thinned (``POINTS``, ``EVERY``
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -136,7 +137,8 @@ def layers(arms: Sequence[Arm]) -> list[Record] | None:
 def clients(arms: Sequence[Arm], most: int = POINTS) -> list[Record] | None:
     """Clients' results on tests of their own at the last evaluation: figures over the clients of a seed, and a curve.
 
-    All are means over seeds, as in the table. The curve has clients from the worst to the best, and its band.
+    All are means over seeds, as in the table. The curve has clients from the worst to the best, and its band. Where a
+    client's value is NaN or infinite the figures are None, as in the table, and the curve begins after that client.
     """
     made = []
     for number, arm in enumerate(arms):
@@ -147,16 +149,17 @@ def clients(arms: Sequence[Arm], most: int = POINTS) -> list[Record] | None:
         at = min(places, key=len)[_thin(min(map(len, each)), most)]
         curves = np.stack([np.interp(at, place, own) for place, own in zip(places, each, strict=True)])
         sizes = sorted({len(own) for own in each})
+        whole = bool(np.isfinite(np.concatenate(each)).all())
         made.append(
             {
                 "method": number,
                 "x": _short(100 * at),
                 "y": _short(curves.mean(0)),
                 **({"low": _short(curves.min(0)), "high": _short(curves.max(0))} if len(each) > 1 else {}),
-                "mean": statistics.fmean(map(statistics.fmean, each)),
-                "median": statistics.fmean(map(statistics.median, each)),
-                "lowest_tenth": statistics.fmean(float(np.quantile(own, 0.1)) for own in each),
-                "worst": statistics.fmean(own[0] for own in each),
+                "mean": statistics.fmean(map(statistics.fmean, each)) if whole else None,
+                "median": statistics.fmean(map(statistics.median, each)) if whole else None,
+                "lowest_tenth": statistics.fmean(float(np.quantile(own, 0.1)) for own in each) if whole else None,
+                "worst": statistics.fmean(own[0] for own in each) if whole else None,
                 "clients": " to ".join(f"{size:,}" for size in dict.fromkeys((sizes[0], sizes[-1]))),
             }
         )
@@ -164,7 +167,17 @@ def clients(arms: Sequence[Arm], most: int = POINTS) -> list[Record] | None:
 
 
 def _own(run: RecordedRun, measure: str) -> list[float]:
-    """Each client's own value of a run at its last evaluation, in percent, from the worst to the best."""
+    """Each client's own value of a run at its last evaluation, in percent, from the worst to the best.
+
+    A client without a test is left out. One whose value is no finite number, so that the mean over clients in the
+    round's record is null, is the worst, with NaN.
+    """
     path = run.path / "clients.jsonl"
     lines = [line for line in read_lines(path, ("round",)) if line["round"] <= run.length] if path.exists() else []
-    return sorted(100 * x for x in lines[-1].get(measure, ()) if x is not None) if lines else []
+    if not lines:
+        return []
+    record = next((line for line in run.rounds if line["round"] == lines[-1]["round"]), {})
+    odd = f"client_{measure}" in record and record[f"client_{measure}"] is None
+    values = lines[-1].get(measure, ())
+    worst = [math.nan] * (values.count(None) if odd else 0)
+    return worst + sorted(100 * x for x in values if x is not None)

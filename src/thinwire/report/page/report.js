@@ -392,7 +392,7 @@ function clients() {
   later.push(draw);
   const row = (entry) => make("tr", { class: state.hidden.has(entry.method) ? "off" : null },
     make("td", {}, make("span", {}, swatch(entry.method), code(data.methods[entry.method].label))),
-    [entry.mean, entry.median, entry.lowest_tenth, entry.worst].map((x) => make("td", {}, `${x.toFixed(1)} %`)),
+    [entry.mean, entry.median, entry.lowest_tenth, entry.worst].map((x) => make("td", {}, x === null ? "-" : `${x.toFixed(1)} %`)),
     make("td", {}, entry.clients));
   return section("clients", `${data.measure[0].toUpperCase()}${data.measure.slice(1)} by client`,
     make("p", { class: "soft" }, "At the last evaluation, over the clients of a seed, in the mean over seeds, as in the table above. "
