@@ -517,7 +517,8 @@ def lying(folder: Path, kind: str, method: str = "FedAvg()", **more: Any) -> Pat
     """A run of one line as it lies on disk."""
     folder.mkdir(parents=True)
     (folder / "run.json").write_text(json.dumps({"kind": kind, "method": method, "seed": 0}))
-    (folder / "rounds.jsonl").write_text(json.dumps({**dict.fromkeys(EVERY_LINE[kind], 1), **more}) + "\n")
+    line = {name: [1] if name in ("forward_bytes", "backward_bytes") else 1 for name in EVERY_LINE[kind]}
+    (folder / "rounds.jsonl").write_text(json.dumps(line | more) + "\n")
     return folder
 
 

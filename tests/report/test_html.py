@@ -643,6 +643,47 @@ def test_a_page_is_not_written_where_a_file_is_in_the_way(out: str, tmp_path: Pa
     assert f"{tmp_path / 'file'} is a file; name a folder" in str(done.exception)
 
 
+@pytest.mark.parametrize(
+    ("file", "name", "odd", "kind"),
+    [
+        ("rounds.jsonl", "accuracy", "x", "a number or null"),
+        ("rounds.jsonl", "up_bytes", None, "a finite number"),
+        ("rounds.jsonl", "round", 1.5, "a whole number that is not negative"),
+        ("rounds.jsonl", "change", [1], "an object"),
+        ("rounds.jsonl", "norms", {"update": 1}, "an object of lists of numbers"),
+        ("rounds.jsonl", "layer_bytes", {"up": {}}, "an object of up and down"),
+        ("clients.jsonl", "accuracy", 0.5, "a list, each item a number or null"),
+        ("clients.jsonl", "accuracy", ["x"], "a list, each item a number or null"),
+        ("ledger.jsonl", "payload", "1", "a whole number that is not negative"),
+        ("run.json", "method", 3, "a text"),
+        ("run.json", "kind", [], "a text"),
+        ("run.json", "clients", "4", "a whole number that is not negative"),
+        ("run.json", "parameters", True, "a whole number that is not negative"),
+        ("summary.json", "rounds", None, "a whole number that is not negative"),
+        ("run.json", "clip", [1], "a number, a text or null"),
+        ("study.json", "data", 1, "a text or null"),
+        ("study.json", "folders", "01-a", "a list, each item a text"),
+        ("study.json", "seeds", [None], "a list, each item a whole number that is not negative"),
+    ],
+)
+def test_a_value_of_another_type_is_named_with_its_file(
+    file: str, name: str, odd: Any, kind: str, tmp_path: Path
+) -> None:
+    run = made(tmp_path / "01-a/seed-0", DENSE, 0, [line(1, 0.5)])
+    texts = {
+        "study.json": {"folders": ["01-a"], "seeds": [0], "rounds": 1},
+        "clients.jsonl": {"round": 1, "accuracy": [0.5]},
+        "ledger.jsonl": {"round": 1, "client": 0, "direction": "up", "payload": 1, "framing": 1},
+    }
+    for named, text in texts.items():
+        ((tmp_path if named == "study.json" else run) / named).write_text(json.dumps(text) + "\n")
+    assert html.gather([tmp_path])
+    path = (tmp_path if file == "study.json" else run) / file
+    path.write_text(json.dumps({**json.loads(path.read_text()), name: odd}) + "\n")
+    with pytest.raises(RunError, match=rf"{file} is damaged: .*its {name} is .*, and {kind} is expected"):
+        html.gather([tmp_path])
+
+
 def test_damaged_files_of_clients_are_named(tmp_path: Path) -> None:
     run = made(tmp_path / "a", DENSE, 0, [line(1, 0.5)])
     (run / "clients.jsonl").write_text('{"round": 1, "accuracy": [0.5]}\n{}\n')

@@ -43,6 +43,7 @@ from ..config import Config, complete
 from ..errors import RunError
 from ..expression import parse
 from ..local import LocalAdam, LocalAdamW, LocalSGD, Trainer
+from .types import find_odd_value
 
 Record = dict[str, Any]
 FORMAT = 3  # of study.json
@@ -267,7 +268,8 @@ def _runs(folder: Path) -> list[RecordedRun]:
 def read_lines(path: Path, needed: Sequence[str] = ()) -> Iterator[Record]:
     """The objects in a file of JSON lines, but for a last line that a kill cut short.
 
-    Raises :class:`RunError` for any other line that is no object or lacks one of the keys ``needed``.
+    Raises :class:`RunError` for any other line that is no object, lacks one of the keys ``needed``, or has a value of
+    another type (:mod:`thinwire.studies.types`).
     """
     with open(path, encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(file, 1):
@@ -281,6 +283,8 @@ def read_lines(path: Path, needed: Sequence[str] = ()) -> Iterator[Record]:
                 raise damage(path, f"line {number} holds no object")
             if missing := [name for name in needed if name not in one]:
                 raise damage(path, f"line {number} has no {missing[0]}")
+            if odd := find_odd_value(path.name, one):
+                raise damage(path, f"line {number}: {odd}")
             yield one
 
 
@@ -290,7 +294,7 @@ def damage(path: Path, why: str) -> RunError:
 
 
 def read(path: Path) -> Record:
-    """The object in a JSON file. Raises :class:`RunError` where there is none, or what is there is no object."""
+    """The object in a JSON file. Raises :class:`RunError` where there is none, or it or a value is of another type."""
     try:
         record = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
@@ -299,6 +303,8 @@ def read(path: Path) -> Record:
         raise RunError(f"{path} is damaged: {error}") from error
     if not isinstance(record, dict):
         raise RunError(f"{path} is damaged: it holds no object")
+    if odd := find_odd_value(path.name, record):
+        raise RunError(f"{path} is damaged: {odd}")
     return record
 
 
