@@ -770,6 +770,8 @@ def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"schedule": BPK}, r"schedule=BPK: give a schedule, with its arguments, such as BPK\(\)"),
         ({"schedule": "FR()"}, r"schedule='FR\(\)': give a schedule"),
         ({"optimizer": small_sgd([nn.Parameter(torch.zeros(1))])}, "optimizer=SGD: give a function that makes one"),
+        ({"loss": 3}, "loss=3: give a function of outputs and targets"),
+        ({"rate": 0.1}, "rate=0.1: give a function of a batch and a part, or None"),
         ({"clip": -1.0}, "clip=-1.0: the largest norm of a part's gradient, above 0, or None"),
         ({"clip": 0.0}, "clip=0.0: the largest norm"),
         ({"stages": [nn.Sequential(tied, nn.ReLU()), nn.Sequential(tied)]}, "'0.weight' of part 1 is '0.weight' of"),
@@ -777,9 +779,10 @@ def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_a_training_that_cannot_be_is_refused_with_what_to_change(more, said):
     given = {"stages": cut(net(), 2), "optimizer": sgd, "schedule": BPK(), **more}
+    first = [given.pop(name) for name in ("stages", "optimizer", "schedule")]
     for make in (Simulation, pipeline):
         with pytest.raises(ValueError, match=said):
-            make(given["stages"], given["optimizer"], given["schedule"], clip=given.get("clip"))
+            make(*first, **given)
 
 
 @pytest.mark.parametrize("factor", [-1.0, math.nan, math.inf])
@@ -798,6 +801,20 @@ def test_an_optimiser_that_computes_gradients_itself_is_refused_before_the_first
         ValueError, match="optimizer=LBFGS: its step computes gradients itself, and those of a part come"
     ):
         Simulation(cut(net(), 2), lambda p: torch.optim.LBFGS(p), BPK(), replicas=replicas)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize(
+    ("optimizer", "said"),
+    [
+        (lambda p: None, "optimizer: the function gives NoneType, and an optimiser is expected"),
+        (lambda p: sgd(net().parameters()), "optimizer=SGD: it has none of the parameters that are trained"),
+    ],
+)
+def test_an_optimiser_that_would_train_nothing_is_refused_before_the_first_batch(optimizer, said, replicas):
+    with pytest.raises(ValueError, match=said):
+        Simulation(cut(net(), 2), optimizer, BPK(), replicas=replicas)
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -54,6 +54,29 @@ def enough(examples: int, workers: int, size: int) -> None:
     )
 
 
+def make_optimizer(
+    optimizer: Callable[[Iterable[nn.Parameter]], Optimizer], parameters: list[nn.Parameter]
+) -> Optimizer:
+    """The optimiser that a function makes of parameters.
+
+    Raises ``ValueError`` for what is none, and for one of other parameters: it would train nothing.
+    """
+    made = optimizer(parameters)  # a list, which may be read twice
+    groups: Any = getattr(made, "param_groups", None)
+    require(
+        groups is not None,
+        f"optimizer: the function gives {type(made).__name__}, and an optimiser is expected, such as that of "
+        "lambda p: torch.optim.SGD(p, 0.1)",
+    )
+    own = set(map(id, parameters))
+    require(
+        any(id(p) in own for group in groups for p in group["params"]),
+        f"optimizer={type(made).__name__}: it has none of the parameters that are trained: make it of those that the "
+        "function is given, lambda p: torch.optim.SGD(p, 0.1)",
+    )
+    return made
+
+
 class Worker:
     """One of them: a module, an optimiser, and what its method keeps."""
 
@@ -67,7 +90,7 @@ class Worker:
         require(bool(named), "the model has no trainable parameters: nothing would be sent")
         fragments = method.fragments if isinstance(method, Feedback) else 1
         self.vector = Vector(named, fragments)
-        self.optimizer = optimizer([p for _, p in named])  # a list, which may be read twice
+        self.optimizer = make_optimizer(optimizer, [p for _, p in named])
         self.loss = 0.0
         if isinstance(method, Feedback):
             self.rank = start(method, self.vector.layout, self.vector.flat, workers, self.vector.parts)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
+from ..ddp.worker import make_optimizer
 from ..key import Key
 from ..params import call_with
 from ..train.precision import without_cache
@@ -28,7 +29,7 @@ class Auxiliary:
     def __init__(
         self, optimizer: Callable[[Iterable[nn.Parameter]], Optimizer], key: Key, device: torch.device
     ) -> None:
-        self.make_optimizer, self.key, self.device = optimizer, key, device
+        self.make, self.key, self.device = optimizer, key, device
         self.net: nn.Module | None = None
         self.optimizer: Optimizer | None = None
         self.untaught: deque[tuple[int, Tensor]] = deque()  # batch, output
@@ -65,7 +66,7 @@ class Auxiliary:
                 self.net = predictor(shape).to(self.device, dtype)
             finally:
                 torch.set_rng_state(before)
-            self.optimizer = self.make_optimizer(list(self.net.parameters()))
+            self.optimizer = make_optimizer(self.make, list(self.net.parameters()))
         return self.net, self.optimizer
 
     # -- to a checkpoint and back ---------------------------------------------

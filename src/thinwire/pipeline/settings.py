@@ -57,6 +57,9 @@ def settle(settings: Settings) -> Settings:
         f"optimizer={describe(optimizer)}: give a function that makes one of a part's parameters, such as "
         "lambda p: torch.optim.SGD(p, 0.1)",
     )
+    loss, rate = settings.loss, settings.rate
+    require(callable(loss), f"loss={loss!r}: give a function of outputs and targets, such as nn.CrossEntropyLoss()")
+    require(rate is None or callable(rate), f"rate={rate!r}: give a function of a batch and a part, or None")
     require(clip is None or clip > 0, f"clip={clip}: the largest norm of a part's gradient, above 0, or None")
     require(type(replicas) is int and replicas >= 1, f"replicas={replicas!r}: a whole number of pipelines, at least 1")
     fits = isinstance(average, Feedback | Hook)

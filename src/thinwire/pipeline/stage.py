@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..ddp.worker import Worker
+from ..ddp.worker import Worker, make_optimizer
 from ..errors import NonFinite, check, require
 from ..key import Key
 from ..params import call_with
@@ -81,7 +81,7 @@ class Stage:
         self.trained = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
         # What replicas average, and what each keeps of it, is data-parallel training's, part by part.
         self.worker = Worker(self.module, s.optimizer, s.average, s.replicas) if s.replicas > 1 else None
-        self.optimizer = self.worker.optimizer if self.worker else s.optimizer(list(self.trained.values()))
+        self.optimizer = self.worker.optimizer if self.worker else make_optimizer(s.optimizer, [*self.trained.values()])
         closure = inspect.signature(self.optimizer.step).parameters.get("closure")
         require(
             closure is None or closure.default is not inspect.Parameter.empty,
