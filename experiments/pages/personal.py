@@ -29,6 +29,8 @@ ORDER = (
     *("centralised", "FedAvg", "FedProx", "SCAFFOLD", "FedSM", "FedSM-extra", "Ensemble", "SoftPull", "FT", "APFL"),
     *("Per-FedAvg", "pFedMe", "Ditto", "FedBN"),
 )
+IN_PLACE = tuple(f"FedSM with {method}" for method in ("FT", "APFL", "Per-FedAvg", "pFedMe", "Ditto"))  # of SoftPull
+THESIS |= {name: THESIS[method] for name in IN_PLACE if (method := name.rpartition(" ")[2]) in THESIS}
 LAMBDAS = ("FedSM, lam 0.1", "FedSM, lam 0.3", "FedSM, lam 0.5", "FedSM", "FedSM, lam 0.9")
 GAMMAS = (0.0, 0.5, 0.7, 0.9, 0.95, 0.99)  # confidences above which FedSM takes the model that its selector names
 RESULTS, QUEUE = "experiments/personal/results", "python experiments/personal/everything.py --out runs/personal"
@@ -147,6 +149,11 @@ def personal_small() -> list[str]:
 @table
 def personal_small_sites() -> list[str]:
     return by_client(lines_of("retina_64"))
+
+
+@table
+def personal_in_place() -> list[str]:
+    return compared(lines_of("retina_64"), ("FedSM", *IN_PLACE))
 
 
 @table

@@ -57,8 +57,9 @@ EVALUATED = {
 
 OF_RUN = {
     **_all(TEXT, "method name kind"),
-    **_all(WHOLE, "clients sample take parameters parts rounds steps workers"),
-    **_all(FINITE, "dropout lr momentum weight_decay batch mbit latency examples epochs holdout"),
+    **_all(WHOLE, "clients parameters parts rounds steps workers"),
+    **_all(WHOLE.or_null(), "sample take"),
+    **_all(FINITE.or_null(), "dropout lr momentum weight_decay batch mbit latency examples epochs holdout"),
     **_all(FINITE.each(), "forward backward staleness cut decay rates"),
     **_all(TEXT.each(), "versions"),
     **_all(TEXT.or_null(), "network privacy aggregate buffer attack sampler start optimizer autocast"),
