@@ -5,9 +5,9 @@ Shakespeare: 8 windows of 64 characters a rank and step, AdamW (.9, .95) at a ra
 gradients clipped to a norm of 1, warm-up over 30 steps and a cosine to a tenth of the rate. Rounds have 20 steps. The
 loss is x's, over 768 windows that lie evenly in the last tenth. Bytes are those that one rank gives to collectives.
 
-All rows have one rate but DeMo, which has plain SGD at .001 and .002; ``--lr`` tries others. Rows with "Muon" in their
-name have it for matrices and kernels, and AdamW for vectors, embeddings and the last layer. A training is a JSON line
-when it is done, and is not trained again.
+All rows have one rate but DeMo, which has plain SGD at five, .001 where no other is said; ``--lr`` tries others. Rows
+with "Muon" in their name have it for matrices and kernels, and AdamW for vectors, embeddings and the last layer. A
+training is a JSON line when it is done, and is not trained again.
 
     python experiments/local_steps/shakespeare.py
     python experiments/local_steps/shakespeare.py --ranks 4 --steps 600
@@ -61,8 +61,6 @@ ROWS: dict[str, ddp.Method] = {
     "DEF(TransformCoding(33400), steps=20)": ddp.DEF(tw.TransformCoding(33_400), steps=20),
     "DEF(TransformCoding(3340), steps=20)": ddp.DEF(tw.TransformCoding(3_340), steps=20),
     "DEF(TransformCoding(3376), lam=0.7, steps=20)": ddp.DEF(tw.TransformCoding(3_376), lam=0.7, steps=20),
-    "DeMo(32)": ddp.DeMo(32),
-    "DeMo(32), rate 0.002": ddp.DeMo(32),
     "dense, Muon": ddp.Hook(tw.Dense()),
     "LocalSGD(20), Muon": ddp.LocalSGD(20),
     "DEF(TransformCoding(33400), steps=20), Muon": ddp.DEF(tw.TransformCoding(33_400), steps=20),
@@ -72,7 +70,9 @@ ROWS: dict[str, ddp.Method] = {
 }
 """Each row's method."""
 
-RATES = {"DeMo(32)": 0.001, "DeMo(32), rate 0.002": 0.002}  # of the sign's step; other rows have --lr
+DEMO = {"DeMo(32)": 0.001, **{f"DeMo(32), rate {rate}": rate for rate in (0.0007, 0.0015, 0.002, 0.003)}}
+"""DeMo's rows, and the rates of its sign's step. Other rows have --lr."""
+ROWS |= dict.fromkeys(DEMO, ddp.DeMo(32))
 
 
 def clip(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -84,8 +84,8 @@ def optimizer(row: str, lr: float) -> Any:
     """What makes a rank's optimiser. DeMo's momentum and sign are its own: it is given plain SGD."""
 
     def make(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        if row in RATES:
-            return torch.optim.SGD(parameters, lr=RATES[row])
+        if row in DEMO:
+            return torch.optim.SGD(parameters, lr=DEMO[row])
         if "Muon" in row:
             every = list(parameters)  # embeddings of characters and places come first, the last layer's matrix last
             matrices = [p for p in every if p.ndim > 1]

@@ -128,14 +128,14 @@ class _Parser:
         filled = {k: v for k, v in self.defaults.items() if v is not None}
         if issubclass(cls, Trainer):
             return cls(**{**filled, **bound})
-        trained = {"local": _filled(signature, "local", filled), "inner": _filled(signature, "inner", filled)}
+        trained = {name: _fill_default(signature, name, filled) for name in ("local", "inner")}
         return cls(**{**{name: value for name, value in trained.items() if value is not None}, **bound})
 
     def source(self, node: ast.expr) -> str:
         return _quote(ast.get_source_segment(self.text.strip(), node) or self.text)
 
 
-def _filled(signature: inspect.Signature, name: str, filled: Mapping[str, Any]) -> Any:
+def _fill_default(signature: inspect.Signature, name: str, filled: Mapping[str, Any]) -> Any:
     """The default of an argument, a trainer or a method, with what an expression leaves open filled in; else None."""
     default = getattr(signature.parameters.get(name), "default", None)
     if isinstance(default, Trainer):
