@@ -93,6 +93,13 @@ def test_a_reply_that_is_made_of_looks_at_gradients_has_their_sign_and_length(he
     assert found.fits == pytest.approx(1, abs=1e-3)  # the gradient is one step of rate .01 away
 
 
+@pytest.mark.parametrize("method", ["pFedMe(local=LocalSGD(0.1))", "FedRep(LocalSGD(0.1))", "FedPer(LocalSGD(0.1))"])
+def test_a_client_that_trains_otherwise_than_by_one_step_is_matched_in_length(method: str) -> None:
+    found = leaked(tw.parse(method), iterations=60)
+    assert found.compared == "through the link"
+    assert found.match < 0.9  # of the squared length, so nearer than none; at a wrong length it is many times that
+
+
 def test_a_random_subspace_that_everyone_knows_is_no_privacy() -> None:
     found = leaked(tw.Intrinsic(120, local=SGD), iterations=70)
     assert found.compared == "through the link"

@@ -58,6 +58,7 @@ from .inversion import Distance, Sent, double, gradient_of, idlg, invert, rough,
 from .similarity import psnr, ssim
 
 Attack = Literal["idlg", "dlg", "label"]
+SAME = 0.01  # how far from 1 a scale may be that rounding and drift explain
 LINEAR = 1e-3  # how far, of its length, a sum may be from what is seen of the sum, where the uplink is linear
 
 
@@ -138,6 +139,22 @@ class _Victim(NamedTuple):
         symmetric = abs(float(torch.dot(fu, w) - torch.dot(u, fw))) <= LINEAR * scale / size**0.5
         return self.through if scale and linear and symmetric else None
 
+    def scale(self, begin: Params, rates: float, sent: Sent | None, clips: tuple[float, float]) -> float:
+        """By how much more than ``rates`` this client's update stands for of a gradient.
+
+        An attacker tries it with noise in place of the picture. It is 1 where a round is one step of SGD. A client
+        that trains several times in a round, as those of pFedMe and FedRep, sends more.
+        """
+        like = self.task.inputs
+        noise = torch.rand(like.shape, generator=Key(0).at("leakage").generator("scale")).to(like)
+        known = Supervised(noise, torch.zeros_like(self.task.targets))
+        moved = self.server_view(self._replace(task=known).reply()[0]).flat.double()
+        slot = self.server.view.setup.slot
+        slot.load(begin)
+        own = sent_as(gradient_of(slot.module, known.inputs, known.targets), sent, clips).whole
+        ratio = -float(torch.dot(moved, own) / torch.dot(own, own).clamp_min(1e-300)) / rates
+        return ratio if abs(ratio - 1) > SAME and ratio > 0 else 1.0
+
 
 def leak(
     algorithm: Algorithm,
@@ -178,29 +195,32 @@ def leak(
     reply, trained, clip = victim.reply()
     update = victim.server_view(reply)
     clips, there = (clip, math.inf), (update.flat != 0).double()
-    plain = -update.flat.double() / trained.rates
-    if privacy is not None:
-        privacy.check(repr(algorithm), algorithm.weights, server.view.setup.forms(algorithm)[0].fields)
-        clips = clip, privacy.clip / trained.rates
-        update = privacy.hide(update * min(1.0, privacy.clip / (update.norm() or 1.0)), 1.0, f"{seed}|leakage", round)
-    gradient = -update.flat.double() / trained.rates
     slot = server.view.setup.slot
     module = slot.module
-    slot.load(victim.reply(torch.zeros_like(update.flat))[1].x)  # from which the client trains
+    begin = victim.reply(torch.zeros_like(update.flat))[1].x  # from which the client trains
+    sent = victim.uplink()
+    if sent is None:
+        sent, compared, scale = (lambda g: g * there), "where something was sent", 1.0
+    else:
+        probe = torch.ones_like(there)
+        whole = float((sent(probe) - probe).norm()) <= LINEAR * float(probe.norm())
+        sent, compared = (None, "whole") if whole else (sent, "through the link")
+        scale = victim.scale(begin, trained.rates, sent, (clip, math.inf))
+    slot.load(begin)
+    rates = trained.rates * scale
+    plain = -update.flat.double() / rates
+    if privacy is not None:
+        privacy.check(repr(algorithm), algorithm.weights, server.view.setup.forms(algorithm)[0].fields)
+        clips = clip, privacy.clip / rates
+        update = privacy.hide(update * min(1.0, privacy.clip / (update.norm() or 1.0)), 1.0, f"{seed}|leakage", round)
+    gradient = -update.flat.double() / rates
+    some = task.batch(torch.arange(min(100, len(task))))[0]  # in which range inputs are is no secret
+    between = float(some.min()), float(some.max())
     inputs, targets = held[0].batch(torch.tensor([0]))
     with torch.no_grad():
         classes = double(module)(inputs.double()).shape[-1]
     label = int(targets)
     guess = label if attack == "label" else idlg(module, gradient, classes) if attack == "idlg" else None
-    sent = victim.uplink()
-    if sent is None:
-        sent, compared = (lambda g: g * there), "where something was sent"
-    else:
-        probe = torch.ones_like(gradient)
-        whole = float((sent(probe) - probe).norm()) <= LINEAR * float(probe.norm())
-        sent, compared = (None, "whole") if whole else (sent, "through the link")
-    some = task.batch(torch.arange(min(100, len(task))))[0]  # in which range inputs are is no secret
-    between = float(some.min()), float(some.max())
     shape = inputs.shape[1:]
     match = invert(module, gradient, shape, classes, guess, sent, distance, iterations, tries, seed, between, clips)
     own = sent_as(gradient_of(module, inputs, targets), sent, clips)
