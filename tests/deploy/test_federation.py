@@ -12,6 +12,7 @@ import shutil
 import tracemalloc
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -1209,8 +1210,13 @@ def test_a_client_that_there_is_not_is_refused_before_the_round_begins() -> None
         with pytest.raises(ValueError, match=r"available=.* one or more of the 3 clients"):
             server.begin(there)
     assert list(server.begin(client for client in [1])) == [1]
-    with pytest.raises(ValueError, match="client=3: the clients are 0 to 2"):
-        server.call(3)
+    before = server.state()
+    for take in [server.call, server.reopen, *(partial(f, data=b"") for f in (server.accept, server.hear_loss))]:
+        for client in (3, -1):
+            with pytest.raises(ValueError, match=f"client={client}: the clients are 0 to 2"):
+                take(client)
+    assert server.state() == before
+    assert (server.refused, len(list(server.ledger))) == (0, 1)
 
 
 @pytest.mark.parametrize(

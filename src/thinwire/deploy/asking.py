@@ -39,6 +39,7 @@ class Asking(DeploymentState):
 
     def hear(self, client: int, data: bytes) -> None:
         """Take an answer to such a question. Raises ``WireError`` where it is none; then nothing has changed."""
+        self._check_client(client)
         assert self.gathering is not None
         try:
             self.gathering.hear(client, data)
@@ -84,6 +85,7 @@ class Asking(DeploymentState):
         Raises ``WireError`` where that is no answer to what it was asked, and :class:`OutOfSync` where the client does
         not hold the base: it is to be opened anew.
         """
+        self._check_client(client)
         self.questions.bill(client, "up", len(data))
         try:
             check(data.startswith(LOSS), "an answer to a question")

@@ -166,7 +166,7 @@ class Deployment(Asking):
     def call(self, client: int) -> bytes:
         """What a client is sent in this round: a call to train from what it acknowledged."""
         self._key()  # raises where no round has begun
-        require(0 <= client < self.num_clients, f"client={client}: the clients are 0 to {self.num_clients - 1}")
+        self._check_client(client)
         try:
             call, parcel = self.call_to(client)
         except Unreadable as error:
@@ -181,6 +181,7 @@ class Deployment(Asking):
 
     def reopen(self, client: int) -> bytes:
         """Forget what was kept of a client, which is out of step, and call it with one full message."""
+        self._check_client(client)
         self._forget(client)
         return self.call(client)
 
@@ -194,6 +195,7 @@ class Deployment(Asking):
         client: :meth:`reopen` it. Either way nothing has changed.
         """
         key = self._key()
+        self._check_client(client)
         try:
             answer = read_answer(data, self.most)
             check((answer.run, answer.incarnation) == (self.digest, self.incarnation), "an answer of this run")

@@ -91,6 +91,9 @@ class DeploymentState(Rounds):
         assert self.key is not None
         return self.key
 
+    def _check_client(self, client: int) -> None:
+        require(0 <= client < self.num_clients, f"client={client}: the clients are 0 to {self.num_clients - 1}")
+
     def rewind(self, folder: Folder, packet: Packet | None) -> None:
         """Files of answers that no checkpoint refers to are deleted too."""
         super().rewind(folder, packet)
