@@ -100,10 +100,12 @@ def test_flipped_labels_are_the_last_class_less_the_label_of_hostile_clients_alo
         _, before = given.batch(torch.arange(12))
         expected = 2 - before if client in hostile_of(LabelFlip(0.4)) else before
         assert torch.equal(now, expected)
-    masked = [tw.Supervised(t.inputs, t.targets.where(t.targets != 0, -100), t.indices) for t in tasks]
-    flipped = LabelFlip().poison(masked[0], masked)
-    assert isinstance(flipped, tw.Supervised)
-    assert set(flipped.targets.unique().tolist()) == {-100, 0, 1}
+    for mark in (-100, 255):  # of the classes 1 and 2
+        hidden = (t.targets.where(t.targets != 0, mark) for t in tasks)
+        masked = [tw.Supervised(t.inputs, y, t.indices, ignore_index=mark) for t, y in zip(tasks, hidden, strict=True)]
+        flipped = LabelFlip().poison(masked[0], masked)
+        assert isinstance(flipped, tw.Supervised)
+        assert set(flipped.targets.unique().tolist()) == {mark, 0, 1}
     with pytest.raises(CombinationError, match="changes classes, one an example"):
         Simulation(tw.FedAvg(), Still, pulls(*VALUES), attack=LabelFlip(0.4))
 

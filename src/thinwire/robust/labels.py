@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from torch import Tensor
+
 from ..errors import CombinationError
 from ..ranges import Share
 from ..task import Supervised, Task
@@ -34,7 +36,11 @@ class LabelFlip(Attack):
         for one in tasks:
             if not isinstance(one, Supervised) or one.targets.is_floating_point() or one.targets.ndim != 1:
                 raise CombinationError(f"{self!r} changes classes, one an example: these tasks have no such targets")
-            last = max(last, int(one.targets.max()))
+            last = max(last, int(one.targets.long().where(_counted(one), -1).max()))
         assert isinstance(task, Supervised)
-        counted = (task.targets != task.ignore_index) & (task.targets >= 0)
-        return replace(task, targets=task.targets.where(~counted, last - task.targets))
+        return replace(task, targets=task.targets.where(~_counted(task), last - task.targets))
+
+
+def _counted(task: Supervised) -> Tensor:
+    """Which targets are classes."""
+    return (task.targets != task.ignore_index) & (task.targets >= 0)
