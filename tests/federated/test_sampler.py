@@ -120,6 +120,18 @@ def test_a_sampler_of_ones_own_says_who_takes_part() -> None:
     assert "asked" not in result.rounds[0]
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"sample": 6, "network": tw.Network(mbit=0.01, sessions=tw.Sessions(on=5, off=5))},
+        {"aggregate": tw.Median(), "attack": tw.SignFlip(0.2, scale=10), "expel": 1},
+    ],
+)
+def test_a_sampler_is_asked_for_no_more_clients_than_are_there(asked: dict[str, Any]) -> None:
+    result = train("FedAvg()", 6, sampler=Cyclic(), **asked)
+    assert min(record["clients"] for record in result.rounds) < asked.get("sample", len(SIZES))
+
+
 def test_a_run_with_a_sampler_goes_on_bit_for_bit(tmp_path: Path) -> None:
     asked: dict[str, Any] = {"sample": 2, "sampler": PowerOfChoice(4), "checkpoint_every": 1}
     expression = "FedAvg(up=ErrorFeedback(TopK(0.2)))"

@@ -27,7 +27,7 @@ class Draw(NamedTuple):
 
     round: int  # from 1
     clients: Sequence[int]  # those that are there, in their order
-    most: int  # how many take part, at most
+    most: int  # how many take part, at most: never more than are there
     sizes: Sequence[int]  # the examples of every client, as far as the server knows
     generator: torch.Generator  # of this round: the same draws in a run that is resumed
 
@@ -94,7 +94,8 @@ def draw_clients(
     sampler: Sampler | None, order: Sequence[int], count: int, sizes: Sequence[int], key: Key
 ) -> list[int]:
     """Who takes part in a round, or is asked; ``order`` are the clients that are there, shuffled."""
-    if sampler is None or not order or not count:
+    count = min(count, len(order))
+    if sampler is None or not count:
         return sorted(order[:count])
     about = Draw(key.round, sorted(order), count, sizes, key.generator("sampler"))
     return check_drawn(sampler, sampler.draw(about), about.clients, len(order) if sampler.asks else count)
