@@ -17,11 +17,11 @@ from problems import handwriting
 from problems import mlp as digits
 from test_every_method import FIRST, LEFT_OPEN, options
 from test_federation import Parties, Still, held, method, pulls
-from thinwire import CenteredClip, GeometricMedian, Krum, Median, NormClip, Simulation, TrimmedMean
+from thinwire import CenteredClip, GeometricMedian, Krum, Median, MultiKrum, NormClip, Simulation, TrimmedMean
 from thinwire.deploy.server import Deployment
 from thinwire.errors import CombinationError, RunError
 from thinwire.federated import Privacy
-from thinwire.federated.ruled import expel, follow
+from thinwire.federated.ruled import Suspects, expel, follow
 
 PLAIN = "FedAvg(LocalSGD(0.2, batch=8))"
 TEN = (12,) * 10
@@ -185,12 +185,29 @@ def test_strikes_are_rounds_one_after_another_of_those_that_replied() -> None:
     assert follow(strikes, [], [1, 3]) == {1: 3, 3: 1}  # refused: there is no reply of theirs
 
 
-def test_never_as_many_as_half_of_the_clients_are_expelled_and_the_worst_first() -> None:
-    assert expel([], {1: 3, 2: 5}, 3, 10) == [1, 2]
-    assert expel([], {1: 3, 2: 5}, 4, 10) == [2]
-    assert expel([], {1: 3, 2: 5}, None, 10) == []
-    assert expel([7], {1: 3, 2: 5, 3: 4}, 3, 6) == [2, 7]
-    assert expel([], {0: 9, 1: 9}, 3, 2) == []
+def test_the_worst_are_expelled_first_as_many_as_there_is_room_for() -> None:
+    assert expel([], {1: 3, 2: 5}, 3, 4) == [1, 2]
+    assert expel([], {1: 3, 2: 5}, 4, 4) == [2]
+    assert expel([], {1: 3, 2: 5}, None, 4) == []
+    assert expel([7], {1: 3, 2: 5, 3: 4}, 3, 2) == [2, 7]
+    assert expel([], {0: 9, 1: 9}, 3, 0) == []
+
+
+@pytest.mark.parametrize(("clients", "least", "room"), [(10, 1, 4), (7, 1, 3), (2, 1, 0), (7, 7, 0), (8, 7, 1)])
+def test_of_those_who_are_left_there_is_a_majority_and_as_many_as_a_rule_needs(
+    clients: int, least: int, room: int
+) -> None:
+    suspects = Suspects(1, clients, least)
+    suspects.strikes = dict.fromkeys(range(clients), 1)
+    assert suspects.judge(None, []).get("expelled", []) == list(range(room))
+
+
+def test_a_rule_that_needs_every_client_goes_on_making_steps() -> None:
+    asked: dict[str, Any] = {"aggregate": MultiKrum(2), "expel": 1, "sizes": TEN[:8]}
+    result = train(rounds=4, attack=tw.SignFlip(0.25, scale=10), **asked)
+    assert [len(record["far"]) for record in result.rounds] == [2, 1, 1, 1]
+    assert not any("too_few" in record for record in result.rounds)
+    assert len(result.rounds[-1]["expelled"]) == 1
 
 
 def test_who_is_far_off_again_and_again_is_named_and_left_out() -> None:

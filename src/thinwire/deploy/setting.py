@@ -43,7 +43,8 @@ class Setting(ClientsSetting):
       from the result, and ``again``, those that were so, or had an answer refused, in three or more rounds one after
       another, with how many. None: the weighted mean.
     - ``expel``: a client whose answers were far off or refused in so many of its rounds one after another is not called
-      any more; never as many as half of the clients. The record has them as ``expelled``. None: nobody is left out.
+      any more; never as many as half of the clients, nor so many that the rule has too few. The record has them as
+      ``expelled``. None: nobody is left out.
     - ``buffer``: nobody is waited for. ``sample`` clients train at any time, and the server steps when as many answers
       are there as it says, whoever they are from (:class:`~thinwire.Buffered`). A client is called again when it has
       answered. A round's record has ``staleness``, for how many steps each of its answers was on its way, and

@@ -91,10 +91,13 @@ class Ruled:
 
 
 class Suspects:
-    """Who is far off again and again. With ``most`` who was so in so many rounds on end is left out."""
+    """Who is far off again and again. With ``most`` who was so in so many rounds on end is left out.
 
-    def __init__(self, most: int | None, clients: int) -> None:
-        self.most, self.clients = most, clients
+    Never as many as half of the clients are left out, nor so many that fewer than ``least`` are left.
+    """
+
+    def __init__(self, most: int | None, clients: int, least: int = 1) -> None:
+        self.most, self.room = most, min((clients - 1) // 2, clients - least)
         self.strikes, self.expelled = Strikes(), list[int]()
         self.refused = set[int]()  # clients of whose replies one was refused in this round
 
@@ -102,7 +105,7 @@ class Suspects:
         """End a round in which these clients replied: what its record has of it."""
         far = set[int]() if ruled is None else ruled.far
         self.strikes = follow(self.strikes, replied, far | self.refused)
-        self.expelled, self.refused = expel(self.expelled, self.strikes, self.most, self.clients), set()
+        self.expelled, self.refused = expel(self.expelled, self.strikes, self.most, self.room), set()
         again = [[client, times] for client, times in self.strikes.items() if times >= AGAIN]
         few = ruled is not None and not ruled.enough
         return {
@@ -127,11 +130,11 @@ def follow(strikes: Mapping[int, int], replied: Iterable[int], bad: Iterable[int
     return dict(sorted(({c: n for c, n in strikes.items() if c not in set(replied)} | after).items()))
 
 
-def expel(expelled: Sequence[int], strikes: Mapping[int, int], most: int | None, clients: int) -> list[int]:
-    """Who is left out from now on: those with ``most`` strikes, and never as many as half of the clients."""
+def expel(expelled: Sequence[int], strikes: Mapping[int, int], most: int | None, room: int) -> list[int]:
+    """Who is left out from now on: those with ``most`` strikes, the worst first, and ``room`` of them at most."""
     there = list(expelled)
     for client in sorted(strikes, key=lambda client: -strikes[client]) if most else ():
-        if most and strikes[client] >= most and client not in there and len(there) < (clients - 1) // 2:
+        if most and strikes[client] >= most and client not in there and len(there) < room:
             there.append(client)
     return sorted(there)
 

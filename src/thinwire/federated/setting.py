@@ -87,7 +87,8 @@ class Setting(ClientsSetting):
       clients whose replies were more than three times the median distance from the result, and ``again``, those that
       were so in three or more rounds one after another, with how many. None: the weighted mean.
     - ``expel``: a client whose replies were far off in so many of its rounds one after another is not drawn any more;
-      never as many as half of the clients. The record has them as ``expelled``. None: nobody is left out.
+      never as many as half of the clients, nor so many that the rule has too few. The record has them as
+      ``expelled``. None: nobody is left out.
     - ``attack``: some of the clients are hostile (:mod:`thinwire.robust.attack`), such as ``SignFlip(0.2, scale=10)``.
     - ``buffer``: clients train at their own pace, ``sample`` of them at any time, and a round is a step that the server
       makes when so many replies are there (:class:`~thinwire.Buffered`). Replies on their way are held, and are in the
