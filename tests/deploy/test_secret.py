@@ -128,6 +128,13 @@ def test_of_three_clients_one_may_be_lost_and_of_two_none(tmp_path: Path) -> Non
     assert (record["clients"], record["lost_replies"], parties.trips) == (1, 1, {})
 
 
+def test_no_fewer_answers_may_count_than_uncover_a_sum() -> None:
+    """Of six clients each has five neighbours, three of which have to answer beside it."""
+    with pytest.raises(ValueError, match="of 6 clients 4 have to answer .*, and 3 answers count"):
+        Deployment(method(SECRET), mlp, 6, take=3)
+    Deployment(method(SECRET), mlp, 6, take=4)
+
+
 def test_a_server_killed_in_any_trip_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     whole = simulated([(list(ALL), set())] * 3)
     parties = Confidants(SECRET, tmp_path)

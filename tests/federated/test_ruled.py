@@ -296,6 +296,8 @@ def test_masks_are_not_shortened() -> None:
 def test_a_deployment_refuses_what_a_simulation_does() -> None:
     with pytest.raises(ValueError, match=re.escape("Krum(2) needs 7 replies a round, and 6 of the clients")):
         Deployment(method("FedAvg()"), mlp, 6, aggregate=Krum(2))
+    with pytest.raises(ValueError, match=re.escape("Krum(1) needs 5 replies a round, and 4 of the clients")):
+        Deployment(method("FedAvg()"), mlp, 6, aggregate=Krum(1), take=4)
     with pytest.raises(CombinationError, match="takes each client's"):
         Deployment(method("SoftPull(FedAvg(), lam=0.6)"), mlp, 6, aggregate=Median())
     server, client = tw.start(method("SoftPull(FedAvg(), lam=0.6)"), mlp, blobs())

@@ -91,6 +91,9 @@ class Setting(ClientsSetting):
         require(0 < first <= cohort, f"take={self.take}: it must be between 1 and the {cohort} sampled")
         return first
 
+    def replies(self, clients: int) -> int:
+        return self.first(clients)
+
     def optional_facts(self) -> dict[str, Any]:
         """The fields that runs of before them have not, where they are given, as they are recorded."""
         values: dict[str, Any] = {

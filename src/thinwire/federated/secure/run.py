@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...algorithms.base import Algorithm
-from ...errors import CombinationError
+from ...errors import CombinationError, require
 from ...key import Key
 from ...links import SecureSum
 from ...links.secure import holds_secret
@@ -47,7 +47,10 @@ class Secured:
         return Secured(form, next((link for link in links if isinstance(link, SecureSum)), SecureSum()), privacy)
 
     def check(self, algorithm: Algorithm, setting: ClientsSetting, clients: int) -> None:
-        """Raise :class:`CombinationError` where the server would learn more than a sum, or clients are too many."""
+        """Raise :class:`CombinationError` where the server would learn more than a sum, or clients are too many.
+
+        Raises ``ValueError`` where they are too few.
+        """
         name, form = repr(algorithm), self.form
         for leaf in form.leaves:
             if not isinstance(leaf.link, SecureSum):
@@ -66,6 +69,12 @@ class Secured:
                 raise CombinationError(f"{link!r}: {sample} clients take part in a round: give most={sample}")
             if isinstance(link, SecureSum) and self.privacy is not None:
                 ClientNoise(self.privacy, link, 0, sample).check()
+        needed = max(self.fewest(sample), self.circle(range(sample), Key(0)).threshold + 1)
+        require(
+            setting.replies(clients) >= needed,
+            f"{name}: of {sample} clients {needed} have to answer before anything is uncovered, and "
+            f"{setting.replies(clients)} answers count: let more count",
+        )
 
     def check_asked(self, algorithm: Algorithm, **asked: Any) -> None:
         """Raise :class:`CombinationError` where something that is asked for looks at replies."""
