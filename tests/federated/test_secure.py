@@ -377,6 +377,12 @@ def test_where_the_server_would_learn_more_it_is_refused(text: str, more: dict[s
         run(text, 1, **more)
 
 
+def test_the_mean_as_a_rule_looks_at_no_reply() -> None:
+    text = FEDAVG.format("SecureSum()")
+    plain, ruled = run(text, 1), run(text, 1, aggregate=tw.Mean())
+    assert torch.equal(ruled.params.flat, plain.params.flat)
+
+
 def test_a_single_client_has_nobody_to_hide_among() -> None:
     problem = standard("digits", "mlp", 4)
     with pytest.raises(ValueError, match="two clients at least"):

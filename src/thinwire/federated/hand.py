@@ -245,15 +245,15 @@ def server_round(
         len({reply.client for reply in replied}) == len(replied), "a client has two replies: give each client's once"
     )
     secret = _secret(algorithm, server.view, [reply.client for reply in replied])
+    rule = rule_of(aggregate)
     if secret is not None:
-        secret.gathering.secured.check_asked(algorithm, aggregate=aggregate)
+        secret.gathering.secured.check_asked(algorithm, aggregate=rule)
         for reply in replied:
             same = reply.keys == secret.keys(reply.client)
             require(same, f"client {reply.client}: its reply is hidden with other keys: exchange keys once a round")
             secret.take(reply.client)  # as it did in its round
         secrets = secret.end(reply.client for reply in replied)
         replied = [] if secrets is None else replied  # too few are left, and nobody learns the sum
-    rule = rule_of(aggregate)
     if rule is not None:
         check_rule(rule, algorithm, up, max(len(replied), rule.least))
     state, buffers, message, rx = server.state, server.buffers, None, dict(server.rx)

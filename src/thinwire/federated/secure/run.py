@@ -15,6 +15,7 @@ from ...wire import Packet, dumps
 from ..mean import Mean
 from ..messages import Form, Leaf
 from ..privacy import Privacy
+from ..ruled import rule_of
 from ..setting import ClientsSetting
 from .exchange import Circle, Member, Secrets
 from .masks import check_installed
@@ -62,7 +63,7 @@ class Secured:
                 f"{name}: with weights={algorithm.weights!r} a reply counts as often as its client has examples, and a "
                 f"secure sum adds each once: give weights='uniform'"
             )
-        self.check_asked(algorithm, clip=setting.clip, aggregate=setting.aggregate, buffer=setting.buffer)
+        self.check_asked(algorithm, clip=setting.clip, aggregate=rule_of(setting.aggregate), buffer=setting.buffer)
         sample = setting.cohort(clients)
         for link in {leaf.link for leaf in form.leaves}:
             if isinstance(link, SecureSum) and sample > link.most:
