@@ -148,6 +148,37 @@ def test_a_deployment_is_a_simulation_bit_for_bit_and_byte_for_byte(
             assert left[name] == right[name], name
 
 
+@pytest.mark.parametrize(
+    ("expression", "here"),
+    [
+        ("SoftPull()", True),
+        ("FedSM()", True),
+        ("SoftPull(FedAvg(buffers='local'))", False),
+        ("FedSM(buffers='local')", False),
+    ],
+)
+def test_a_client_s_own_model_is_that_of_the_simulation_or_is_not_there(
+    expression: str, here: bool, tmp_path: Path
+) -> None:
+    """Norm statistics that are the client's alone are not at the server, so neither is the model."""
+    parties = Parties(expression, tmp_path, normed)
+    simulated = Simulation(method(expression), normed, blobs(), seed=5, test=blobs((60,))[0], workers=1, plan="each")
+    with simulated.pool:
+        for _ in range(2):
+            record, alike = simulated.step(), parties.round()
+    owned, away = simulated.result(), parties.server.result()
+    predictions = {name for name in record if name.startswith("predicted")}
+    assert {name for name in alike if name.startswith("predicted")} == (predictions if here else set())
+    assert bool(parties.server.owners_here()) == here
+    if here:
+        assert all(record[name] == alike[name] for name in predictions)
+        pairs = zip(owned.personal(1).state_dict().values(), away.personal(1).state_dict().values(), strict=True)
+        assert all(torch.equal(*pair) for pair in pairs)
+    else:
+        with pytest.raises(ValueError, match="no client has a model of its own here"):
+            away.personal(1)
+
+
 def test_a_header_takes_so_many_bytes(tmp_path: Path) -> None:
     parties = Parties("FedAvg()", tmp_path)
     parties.round()

@@ -130,7 +130,7 @@ def test_of_three_clients_one_may_be_lost_and_of_two_none(tmp_path: Path) -> Non
 
 def test_no_fewer_answers_may_count_than_uncover_a_sum() -> None:
     """Of six clients each has five neighbours, three of which have to answer beside it."""
-    with pytest.raises(ValueError, match="of 6 clients 4 have to answer .*, and 3 answers count"):
+    with pytest.raises(ValueError, match=r"of 6 clients 4 have to answer .*, and 3 answers count"):
         Deployment(method(SECRET), mlp, 6, take=3)
     Deployment(method(SECRET), mlp, 6, take=4)
 

@@ -71,8 +71,7 @@ class Evaluation(Run[Result]):
             if served is not None:
                 metrics = self.pool.evaluate(served, self.whose(None).statistics, self.test)
                 values |= {f"served_{name}": value for name, value in metrics.items()}
-            here = self.clients_here or self.algorithm.at_server
-            if here and predicts(self.algorithm) and not adapts(self.algorithm):
+            if self.models_here and predicts(self.algorithm) and not adapts(self.algorithm):
                 values |= {f"predicted_{name}": value for name, value in self.evaluate_predictions(self.test).items()}
         values |= self.over_clients({client: self.test_client(client) for client in range(len(self.client_tests))})
         return {name: finite(value) for name, value in values.items()}
@@ -105,7 +104,7 @@ class Evaluation(Run[Result]):
         """
         if adapts(self.algorithm):
             return {str(client): client for client in range(len(self.client_tests) if self.clients_here else 0)}
-        if not (self.personal and (self.clients_here or self.algorithm.at_server)):
+        if not (self.personal and self.models_here):
             return {}
         known = dict.fromkeys(self.states.clients())
         away = next((client for client in range(self.num_clients) if client not in known), None)
@@ -115,6 +114,13 @@ class Evaluation(Run[Result]):
     def personal(self) -> bool:
         """Whether clients have models, or norm statistics, of their own."""
         return self.algorithm.personal_models or self.algorithm.buffers == "local"
+
+    @property
+    def models_here(self) -> bool:
+        """Whether all of clients' own models is here: with ``buffers="local"`` clients keep their norm statistics."""
+        apart = self.algorithm.buffers == "local" and self.initial_buffers is not None
+        away = apart and self.algorithm.statistics(self.server, 0) is None
+        return self.clients_here or (self.algorithm.at_server and not away)
 
     def kept_model(self, client: int | None) -> Model:
         """The model of a client, or for None the shared one, before it is adapted."""
@@ -159,7 +165,7 @@ class Evaluation(Run[Result]):
         result = Result(self.algorithm, facts, list(self.records), self.ledger, params, module, path, beside=beside)
         if served is not None:
             result.served = self.algorithm.finish(self.trained_module(shared._replace(x=served)))
-        if self.personal and (self.clients_here or self.algorithm.at_server):
+        if self.personal and self.models_here:
             result.clients, result.own_module = self.num_clients, partial(self.module_at, self.round)
         return result
 
