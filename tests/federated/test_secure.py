@@ -337,8 +337,10 @@ def test_in_a_run_too_a_third_of_32_clients_drop_out_of_the_sum() -> None:
 
 
 def test_a_round_of_which_too_few_are_left_changes_nothing() -> None:
-    start, lost = run(FEDAVG.format(LINKS[0]), 0), run(FEDAVG.format(LINKS[0]), 2, dropout=0.9)
+    start, lost = run(FEDAVG.format(LINKS[0]), 0), run(FEDAVG.format(LINKS[0]), 2, dropout=0.9, record="layers")
     assert [r["lost_replies"] for r in lost.rounds] == [6, 6]
+    assert any(r["clients"] for r in lost.rounds)
+    assert not any("change" in r for r in lost.rounds)  # of replies that nobody learns
     assert dumps(tw.Params.of(lost.module.named_parameters())) == dumps(tw.Params.of(start.module.named_parameters()))
 
 

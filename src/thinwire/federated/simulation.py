@@ -200,7 +200,9 @@ class Simulation(Rounds):
         secrets = None if secret is None else secret.end(arrival.answer.client for arrival in waiting)
         if secret is not None:
             secret.gathering.enter(self.ledger)
-            lost, waiting = (lost, waiting) if secrets else (lost + len(waiting), [])
+            if not secrets:  # nobody learns anything
+                lost, waiting = lost + len(waiting), []
+                changes = None if changes is None else Changes(self.slot.layout)
         for arrival in waiting:
             self._take(arrival)
         if self.secured is not None and secrets is not None:
