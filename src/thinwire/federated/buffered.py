@@ -30,6 +30,8 @@ from .storage import Ends
 class Buffered(Config):
     """``buffer=``: the server steps whenever ``replies`` of them are there, whoever they are from.
 
+    Where fewer are on their way, as others are lost, it steps by these.
+
     A reply to a broadcast of t steps ago counts (1 + t)^-``staleness`` of what a new one does; 0 discounts nothing. The
     simulated clock (:class:`~thinwire.Network`) says when replies arrive. Equal times go by the round of the call, then
     by client. For methods whose reply means the same later (``Algorithm.late``).
