@@ -25,6 +25,16 @@ def test_a_field_of_a_class_that_is_no_dataclass_is_an_error() -> None:
     ):
         Clipped()
 
+    class Double(tw.Link):
+        def send(self, x, tx, key):
+            return x.flat * 2, x * 2, tx
+
+        def recv(self, packet, layout, rx, key):
+            return tw.Params(layout, packet), rx
+
+    with pytest.raises(TypeError, match=r"^Double: write @dataclass\(frozen=True\) before the class$"):
+        repr(Double())
+
 
 WRONG = {
     "LUAR(FedAvg(), 1, layers='kernel')": "LUAR(layers='kernel'): one of 'kernels', 'tensors', 'modules' is expected",

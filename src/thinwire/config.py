@@ -18,7 +18,7 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache, wraps
 from numbers import Integral, Real
 from types import NoneType, UnionType
@@ -58,7 +58,7 @@ class Config:
     @classmethod
     def _in_order(cls) -> Sequence[Field[Any]]:
         """The fields in the order of an expression."""
-        return fields(cls)  # type: ignore[arg-type]  # a dataclass
+        return _fields_of(cls)
 
 
 LATER = {"later": True}
@@ -69,11 +69,18 @@ def complete(x: Any) -> str:
     """The expression of ``x`` with every field written out."""
     if isinstance(x, Config):
         # A field that a class got later is left out at its default: what was recorded before names the same object.
-        later = {field.name for field in fields(x) if field.metadata.get("later")}  # type: ignore[arg-type]
+        later = {field.name for field in _fields_of(type(x)) if field.metadata.get("later")}
         items = [(name, value) for name, value, default in _items(x) if name not in later or value != default]
         inside = ", ".join(f"{name}={complete(value)}" for name, value in items)
         return f"{type(x).__name__}({inside})"
     return _container(x, complete)
+
+
+def _fields_of(cls: type) -> Sequence[Field[Any]]:
+    """The fields of a class. Raises ``TypeError`` where neither it nor a class below it is a dataclass."""
+    if not is_dataclass(cls):
+        raise TypeError(f"{cls.__name__}: write @dataclass(frozen=True) before the class")
+    return fields(cls)
 
 
 def _check_decorated(cls: type) -> None:
