@@ -18,7 +18,7 @@ from blobs import assert_same_model, blobs, mlp, normed
 from test_federation import method
 from thinwire import Draw, PowerOfChoice, Sampler
 from thinwire.errors import CombinationError
-from thinwire.federated.sampler import check_cohort
+from thinwire.federated.sampler import check_cohort, check_cohorts
 
 pytest.importorskip("flwr")
 
@@ -51,7 +51,7 @@ class Cyclic(Sampler):
 class Wrong(Sampler):
     """Gives what none may give."""
 
-    clients: tuple[int, ...] = ()
+    clients: Any = ()
 
     def draw(self, about: Draw) -> Sequence[int]:
         return self.clients
@@ -228,6 +228,7 @@ REFUSED: list[tuple[Mapping[str, Any], str]] = [
     ({"sampler": PowerOfChoice(4), "sample": 3, "privacy": tw.Privacy(1.0, 1.0)}, "drawn uniformly"),
     ({"sampler": PowerOfChoice(4), "sample": 3, "network": tw.Network(1.0, deadline=9.0)}, "questions have none"),
     ({"sampler": Wrong((0, 0)), "sample": 3}, "gave [0, 0]: 1 to 3 clients of those it was given, each once"),
+    ({"sampler": Wrong(None), "sample": 3}, "gave None: 1 to 3 clients of those it was given, each once"),
     ({"sampler": Wrong((0, 1, 2, 3)), "sample": 3}, "1 to 3 clients"),
     ({"sampler": Wrong((9,)), "sample": 3}, "1 to 3 clients"),
     ({"sampler": Wrong(), "sample": 3}, "1 to 3 clients"),
@@ -256,3 +257,7 @@ def test_clients_of_a_cohort_are_whole_numbers(cohort: Any) -> None:
     with pytest.raises(ValueError, match="it must name one or more of the 6 clients, each once"):
         check_cohort(cohort, 6)
     assert check_cohort([np.int64(5), torch.tensor(0)], 6) == [0, 5]
+    with pytest.raises(ValueError, match="cohort=3: it is a list of the clients of each round"):
+        check_cohorts(3, 6)
+    with pytest.raises(ValueError, match="cohort=3: it must name one or more"):
+        check_cohorts([[0], 3], 6)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -206,6 +207,29 @@ def test_a_centre_is_where_the_rule_starts_and_half_the_way_is_left_to_those_far
     assert made.tolist() == [pytest.approx(5 + (-1 + 1 + 3) / 3)]
     again = result(tw.CenteredClip(3.0, steps=2), x, before=torch.tensor([5.0]))
     assert again.tolist() == [pytest.approx(6 + (-2 + 0 + 3) / 3)]
+
+
+Part = Callable[[Any, Any, Any], Any]
+OWN: dict[str, tuple[Part, Part, str]] = {
+    "shares in a list": (lambda self, p, w: [0.1] * 11, Aggregator.join, "choose gave list"),
+    "too few shares": (lambda self, p, w: w[:5], Aggregator.join, r"choose gave torch.float64 \[5\]"),
+    "no shares": (lambda self, p, w: None, Aggregator.join, "choose gave NoneType"),
+    "a number for a block": (lambda self, p, w: w, lambda self, b, s: b.mean(), r"join gave torch.float32 \[\]"),
+}
+
+
+def own(choose: Part, join: Part) -> Aggregator:
+    made: Any = dataclass(frozen=True)(type("Mine", (Aggregator,), {"choose": choose, "join": join}))
+    return made()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("what", OWN)
+def test_what_a_rule_of_ones_own_gives_has_the_shape_that_is_needed(what: str) -> None:
+    choose, join, said = OWN[what]
+    with pytest.raises(ValueError, match=said):
+        result(own(choose, join), drawn())
+    short = own(lambda self, p, w: w.float(), Aggregator.join)  # and of 32 bits it is as good
+    assert np.allclose(result(short, drawn()), drawn().mean(0), atol=1e-6)
 
 
 LEAST = {"Median()": 1, "Krum(2)": 7, "MultiKrum(1)": 5, "MultiKrum(1, m=9)": 9, "Bulyan(1)": 7, "Bulyan(3)": 15}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -80,6 +81,44 @@ def test_the_papers_z_is_that_of_a_majority() -> None:
     bent = ALIE().bend(zero, Others(zero, ones, 38, 12), Key(0))
     assert bent.flat[0].item() == pytest.approx(-0.33604, abs=1e-4)  # scipy.stats.norm.ppf(24 / 38)
     assert ALIE().bend(zero, Others(zero, ones, 8, 2), Key(0)).norm() == 0  # z would be zero
+
+
+BENT: dict[str, tuple[str, Any]] = {
+    "a tensor": ("bend gave Tensor in place of update", lambda x: x.flat),
+    "nothing": ("bend gave NoneType in place of update", lambda x: None),
+    "other layers": ("bend gave Params in place of update", lambda x: x.only(())),
+    "another type": ("bend gave Params in place of update", lambda x: Params(x.layout, x.flat.double())),
+}
+
+
+@pytest.mark.parametrize("what", BENT)
+def test_what_an_attack_of_ones_own_bends_is_of_the_layers_that_it_was_given(what: str) -> None:
+    said, change = BENT[what]
+
+    @dataclass(frozen=True)
+    class Mine(Attack):
+        share: float = 0.4
+
+        def bend(self, x: Any, others: Any, key: Any) -> Any:
+            return change(x)
+
+    with pytest.raises(ValueError, match=said):
+        watched(Mine())
+
+
+@pytest.mark.parametrize(
+    "task", [None, (torch.zeros(3, 1), torch.zeros(3)), tw.Supervised(torch.zeros(3, 1), torch.zeros(3), [])]
+)
+def test_what_an_attack_of_ones_own_poisons_is_a_task_with_examples(task: Any) -> None:
+    @dataclass(frozen=True)
+    class Mine(Attack):
+        share: float = 0.4
+
+        def poison(self, given: Any, tasks: Any) -> Any:
+            return task
+
+    with pytest.raises(ValueError, match=f"poison gave {type(task).__name__}: a Task with examples is expected"):
+        watched(Mine())
 
 
 def test_noise_is_about_as_long_as_said_and_another_for_each_client_and_round() -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from ..errors import CombinationError
+from ..errors import CombinationError, require
 from ..key import Key
 from ..params import Params
 from ..robust import Attack
 from ..robust.attack import Others
+from ..task import Task
 from ..wire import dumps, loads
 from .messages import Form, Leaf
 
@@ -30,6 +31,15 @@ class Hostile(NamedTuple):
         lying = [leaf if leaf.link is None else leaf._replace(link=attack.link(leaf.link)) for leaf in form.leaves]
         return Hostile(attack, attack.hostile(clients, seed), Form(form.blank, tuple(lying), form.where))
 
+    def poison(self, tasks: Sequence[Task]) -> list[Task]:
+        """What all clients train on. Raises ``ValueError`` where hostile ones have nothing to train on."""
+        poisoned = [self.attack.poison(t, tasks) if i in self.clients else t for i, t in enumerate(tasks)]
+        for client in sorted(self.clients):
+            task = poisoned[client]
+            fits = isinstance(task, Task) and len(task) > 0
+            require(fits, f"{self.attack!r}.poison gave {type(task).__name__}: a Task with examples is expected")
+        return poisoned
+
     def values(self, values: Sequence[Any], told: bytes, key: Key) -> list[Any]:
         """What a hostile client sends as its leaves, in place of these; ``told`` is what it knows of others."""
         known = unpack(self.form, told)
@@ -42,7 +52,14 @@ class Hostile(NamedTuple):
         if others is not None:
             mean, deviation = others.mean.only(value.names), others.deviation.only(value.names)
             others = others._replace(mean=mean, deviation=deviation)
-        return self.attack.bend(value, others, key.at(f"up/{leaf.name}"))
+        bent = self.attack.bend(value, others, key.at(f"up/{leaf.name}"))
+        fits = isinstance(bent, Params) and bent.layout == value.layout and bent.flat.dtype == value.flat.dtype
+        require(
+            fits,
+            f"{self.attack!r}.bend gave {type(bent).__name__} in place of {leaf.name}: Params of the same layers and "
+            f"type are expected, made of what it is given",
+        )
+        return bent
 
 
 def bendable(leaf: Leaf) -> bool:

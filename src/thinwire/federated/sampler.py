@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -109,15 +109,21 @@ def choose_clients(sampler: Sampler, losses: Mapping[int, float], count: int) ->
     return check_drawn(sampler, sampler.choose(losses, count), list(losses), count)
 
 
-def check_cohort(cohort: Sequence[Any], clients: int, name: str = "cohort") -> list[int]:
+def check_cohorts(cohort: Any, clients: int) -> list[list[int]]:
+    """The clients of each round that a caller gives. Raises ``ValueError`` as :func:`check_cohort`."""
+    require(isinstance(cohort, Iterable), f"cohort={cohort}: it is a list of the clients of each round")
+    return [check_cohort(one, clients) for one in cohort]
+
+
+def check_cohort(cohort: Any, clients: int, name: str = "cohort") -> list[int]:
     """Clients that a caller gives, in order. Raises ``ValueError``, by the argument's name, for what are none."""
     ordered = sorted(numbers(cohort))
     fits = 0 < len(ordered) == len(set(ordered)) and ordered[0] >= 0 and ordered[-1] < clients
-    require(fits, f"{name}={list(cohort)}: it must name one or more of the {clients} clients, each once")
+    require(fits, f"{name}={_listed(cohort)}: it must name one or more of the {clients} clients, each once")
     return ordered
 
 
-def numbers(clients: Sequence[Any]) -> list[int]:
+def numbers(clients: Any) -> list[int]:
     """Clients' numbers; none where one of them is no whole number."""
     try:
         return [] if any(isinstance(client, bool) for client in clients) else [operator.index(c) for c in clients]
@@ -125,11 +131,16 @@ def numbers(clients: Sequence[Any]) -> list[int]:
         return []
 
 
-def check_drawn(sampler: Sampler, clients: Sequence[Any], of: Sequence[int], most: int) -> list[int]:
+def _listed(clients: Any) -> Any:
+    """Clients as an error shows them: a list, or what is given in place of one."""
+    return list(clients) if isinstance(clients, Iterable) else clients
+
+
+def check_drawn(sampler: Sampler, clients: Any, of: Sequence[int], most: int) -> list[int]:
     """The clients that a sampler gave, in their order. Raises ``ValueError`` for others than it may give."""
     cohort = sorted(numbers(clients))
     fits = 0 < len(cohort) == len(set(cohort)) <= most and set(cohort) <= set(of)
-    require(fits, f"{sampler!r} gave {list(clients)}: 1 to {most} clients of those it was given, each once")
+    require(fits, f"{sampler!r} gave {_listed(clients)}: 1 to {most} clients of those it was given, each once")
     return cohort
 
 

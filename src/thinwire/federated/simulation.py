@@ -41,7 +41,7 @@ from .pool import Pool, Work
 from .rank_pool import Ranks
 from .result import Record
 from .rounds import Rounds
-from .sampler import check_cohort
+from .sampler import check_cohort, check_cohorts
 from .secure.trips import Gathering, Here
 from .setting import Setting
 from .storage import Disk, Ends, Pending
@@ -93,7 +93,7 @@ class Simulation(Rounds):
         chosen["network"] = setting.network if setting.sessions else None
         for name, value in chosen.items():
             require(cohort is None or value is None, f"{name}={value}: the cohort is given")
-        self.cohort = None if cohort is None else [check_cohort(clients, len(tasks)) for clients in cohort]
+        self.cohort = None if cohort is None else check_cohorts(cohort, len(tasks))
         empty = [i for i, task in enumerate(self.tasks) if len(task) == 0]
         require(
             not empty, f"client {empty[0] if empty else None} has no examples: choose another split or fewer clients"
@@ -121,7 +121,7 @@ class Simulation(Rounds):
         attack, hostile = setting.attack, None
         if attack is not None:
             hostile = Hostile.of(attack, self.up, len(tasks), setting.seed)
-            self.tasks = [attack.poison(t, self.tasks) if i in hostile.clients else t for i, t in enumerate(self.tasks)]
+            self.tasks = hostile.poison(self.tasks)
         self.scales = Scales()
         self.client_tests, self.measured = apart, setting.plan == "measured"
         self.plan = None if setting.plan == "measured" else setting.plan

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from ..config import Config
+from ..errors import require
 from .rows import Rows, lower_median
 
 FAR = 3.0  # times the lower median distance: a reply beyond is far off
@@ -84,7 +85,10 @@ class Reduced(NamedTuple):
 
 
 def reduce(rule: Aggregator, replies: Rows, weights: Weights, before: Float[Tensor, " d"] | None = None) -> Reduced:
-    """Apply a rule. ``weights`` are positive; ``before`` is its result of the round before, for one that remembers."""
+    """Apply a rule. ``weights`` are positive; ``before`` is its result of the round before, for one that remembers.
+
+    Raises ``ValueError`` for a rule of one's own that gives no share of each reply, or no block of the result.
+    """
     n, rows, weights = len(replies), replies, weights.double()
     if not rule.weighted:
         weights = torch.ones_like(weights)
@@ -93,13 +97,22 @@ def reduce(rule: Aggregator, replies: Rows, weights: Weights, before: Float[Tens
         rows = replies.behind(before)
         weights = torch.cat([weights.new_zeros(len(rows) - n), weights])
     none = torch.zeros(0, 0, dtype=torch.float64, device="cpu")
-    shares = rule.choose(none if rule.sparing else rows.products(), weights)
+    shares = _numbers(rule.choose(none if rule.sparing else rows.products(), weights), len(rows), f"{rule!r}.choose")
     value = torch.empty(rows.size, dtype=rows.dtype, device="cpu")
     apart = torch.zeros(len(rows), dtype=torch.float64, device="cpu")
     for columns, block in rows.blocks():
-        value[columns] = rule.join(block, shares).to(rows.dtype)
+        value[columns] = _numbers(rule.join(block, shares), block.shape[1], f"{rule!r}.join").to(rows.dtype)
         apart += (block.double() - value[columns].double()).square().sum(1)
     return Reduced(value, apart[len(rows) - n :].sqrt())
+
+
+def _numbers(x: Any, count: int, who: str) -> Float[Tensor, " n"]:
+    """What a rule gave, in 64 bits. Raises ``ValueError`` where it is no tensor of so many floats."""
+    fits = isinstance(x, Tensor) and x.is_floating_point() and x.shape == (count,)
+    given = f"{x.dtype} {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+    require(fits, f"{who} gave {given}: a tensor of floats of shape [{count}] is expected")
+    numbers: Tensor = x.double()
+    return numbers
 
 
 def far_off(distances: Float[Tensor, " n"]) -> list[int]:
