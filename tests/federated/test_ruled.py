@@ -193,11 +193,13 @@ def test_the_worst_are_expelled_first_as_many_as_there_is_room_for() -> None:
     assert expel([], {0: 9, 1: 9}, 3, 0) == []
 
 
-@pytest.mark.parametrize(("clients", "least", "room"), [(10, 1, 4), (7, 1, 3), (2, 1, 0), (7, 7, 0), (8, 7, 1)])
+@pytest.mark.parametrize(
+    ("clients", "rule", "room"), [(10, None, 4), (7, Median(), 3), (2, None, 0), (7, Krum(2), 0), (8, Krum(2), 1)]
+)
 def test_of_those_who_are_left_there_is_a_majority_and_as_many_as_a_rule_needs(
-    clients: int, least: int, room: int
+    clients: int, rule: Any, room: int
 ) -> None:
-    suspects = Suspects(1, clients, least)
+    suspects = Suspects(1, clients, rule)
     suspects.strikes = dict.fromkeys(range(clients), 1)
     assert suspects.judge(None, []).get("expelled", []) == list(range(room))
 

@@ -82,8 +82,7 @@ class Rounds(Evaluation):
         if clip is not None:
             check_clippable(algorithm, self.up)
         self.rule, self.centres = rule_of(setting.aggregate), Centres()
-        least = 1 if self.rule is None else self.rule.least
-        self.suspects, self.discount = Suspects(setting.expel, num_clients, least), setting.discount
+        self.suspects, self.discount = Suspects(setting.expel, num_clients, self.rule), setting.discount
         if self.rule is not None:
             check_rule(self.rule, algorithm, self.up, setting.replies(num_clients))
         self.secured, self.shares = Secured.of(algorithm, self.up, setting, num_clients), dict[int, bytes]()

@@ -93,11 +93,11 @@ class Ruled:
 class Suspects:
     """Who is far off again and again. With ``most`` who was so in so many rounds on end is left out.
 
-    Never as many as half of the clients are left out, nor so many that fewer than ``least`` are left.
+    Never as many as half of the clients are left out, nor so many that fewer are left than the ``rule`` needs.
     """
 
-    def __init__(self, most: int | None, clients: int, least: int = 1) -> None:
-        self.most, self.room = most, min((clients - 1) // 2, clients - least)
+    def __init__(self, most: int | None, clients: int, rule: Aggregator | None = None) -> None:
+        self.most, self.room = most, min((clients - 1) // 2, clients - (1 if rule is None else rule.least))
         self.strikes, self.expelled = Strikes(), list[int]()
         self.refused = set[int]()  # clients of whose replies one was refused in this round
 
