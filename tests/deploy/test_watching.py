@@ -19,6 +19,7 @@ pytest.importorskip("flwr")
 from flwr.app import Error, Message
 
 from test_serve import _task, post, serve  # noqa: F401  _task: a fixture of every test
+from thinwire.deploy.flower.loop import ServeSetting
 from thinwire.deploy.flower.post import unpack
 
 
@@ -143,6 +144,7 @@ def test_a_run_ends_at_its_target_and_is_not_gone_on_with(tmp_path: Path) -> Non
     [
         ({"target": 0.9, "test": None}, "target=0.9: the server evaluates nothing without test="),
         ({"target": float("nan")}, "target=nan: it is never reached"),
+        ({"target": 90}, "target=90: accuracy is a share, at most 1: it is never reached"),
         ({"target": 0.9, "measure": "dice"}, "measure='dice': the server's test says accuracy, test_loss"),
         ({"poll": -1.0}, "poll=-1.0: seconds between two looks must not be negative"),
         ({"poll": float("inf")}, "poll=inf: seconds"),
@@ -153,6 +155,13 @@ def test_a_target_that_no_round_reaches_and_a_pause_that_is_none_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=said):
         serve(post("FedAvg()", tmp_path), "FedAvg()", **options)
+
+
+def test_a_figure_that_is_no_number_in_a_round_ends_no_run() -> None:
+    setting = ServeSetting(target=0.5, measure="test_loss")
+    assert not setting.reaches({"round": 1, "test_loss": None, "accuracy": 0.1})
+    assert setting.reaches({"round": 2, "test_loss": 0.4, "accuracy": 0.9})
+    assert not setting.reaches({"round": 3})  # which is not evaluated
 
 
 def test_a_run_that_goes_on_for_more_rounds_is_not_complete(watched: Path) -> None:

@@ -28,7 +28,8 @@ from .roster import by_number, digest_of
 
 log = logging.getLogger("thinwire")
 
-MEASURES = ("accuracy", "dice", "mae", "test_loss")  # by which a run may end
+SHARES = ("accuracy", "dice")  # from 0 to 1
+MEASURES = (*SHARES, "mae", "test_loss")  # by which a run may end
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class ServeSetting(Setting):
     - ``evaluate_every``: rounds between evaluations. The last round is always evaluated.
     - ``poll``: the pause, in seconds, between two looks for answers.
     - ``target``: what ends the run early: the first round whose ``measure``, as the server evaluates it on its test,
-      is at least this, or at most this for ``mae`` and ``test_loss``. None: all rounds are made.
+      is at least this, a share such as 0.9, or at most this for ``mae`` and ``test_loss``. None: all rounds are made.
     - ``measure``: "accuracy", "dice", "mae" or "test_loss".
 
     ``most_examples`` may have a number for each name.
@@ -59,17 +60,21 @@ class ServeSetting(Setting):
         finite = self.target is None or math.isfinite(self.target)
         require(finite, f"target={self.target}: it is never reached; give a finite number, or None for all rounds")
         require(self.measure in MEASURES, f"measure={self.measure!r}: it is one of {', '.join(MEASURES)}")
+        beyond = self.target is not None and self.measure in SHARES and self.target > 1
+        require(not beyond, f"target={self.target}: {self.measure} is a share, at most 1: it is never reached")
 
     def reaches(self, record: Record) -> bool:
         """Whether a round's record ends the run. Raises ``ValueError`` for a measure that its test does not say."""
-        value = record.get(self.measure)
         if self.target is None:
             return False
-        if value is None:
-            known = [name for name in MEASURES if record.get(name) is not None]
+        if self.measure not in record:  # nor is any, in a round that is not evaluated
+            known = [name for name in MEASURES if name in record]
             require(
                 not known, f"measure={self.measure!r}: the server's test says {', '.join(known)}; name one of these"
             )
+            return False
+        value = record[self.measure]
+        if value is None:  # no finite number
             return False
         return bool(value <= self.target if self.measure in ("mae", "test_loss") else value >= self.target)
 
