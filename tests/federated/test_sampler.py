@@ -261,3 +261,29 @@ def test_clients_of_a_cohort_are_whole_numbers(cohort: Any) -> None:
         check_cohorts(3, 6)
     with pytest.raises(ValueError, match="cohort=3: it must name one or more"):
         check_cohorts([[0], 3], 6)
+
+
+GIVEN: list[tuple[dict[str, Any], str, str]] = [
+    ({"sample": 4, "buffer": tw.Buffered(1)}, "FedAvg()", "Buffered(1) calls those who do not train"),
+    ({"aggregate": tw.Krum(2)}, "FedAvg()", "aggregate=Krum(2) needs 7 replies a round"),
+    ({"network": tw.Network(sessions=tw.Sessions())}, "FedAvg()", "says who is there"),
+    ({}, "FedAvg(up=SecureSum(threshold=5), weights='uniform')", "no more answers than a client has neighbours"),
+    ({"sample": 3}, "FedAvg(up=SecureSum(most=3), weights='uniform')", "give most=4"),
+]
+
+
+@pytest.mark.parametrize(("asked", "expression", "says"), GIVEN, ids=[says for *_, says in GIVEN])
+def test_a_cohort_that_is_given_is_one_that_a_step_can_be_made_of(
+    asked: dict[str, Any], expression: str, says: str
+) -> None:
+    """In a step, and before the first round where all are given."""
+    *tasks, _ = blobs((*SIZES, 60))
+    with (
+        tw.Simulation(method(expression), mlp, tasks, workers=1, **asked) as run,
+        pytest.raises(ValueError, match=re.escape(says)),
+    ):
+        run.step(cohort=[0, 2, 3, 5])
+    assert not run.round
+    if not asked.keys() & {"sample", "network"}:
+        with pytest.raises(ValueError, match=re.escape(says)):
+            tw.Simulation(method(expression), mlp, tasks, workers=1, cohort=[range(8), [0, 2, 3, 5]], **asked)

@@ -10,7 +10,7 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 
@@ -20,6 +20,9 @@ from ..errors import CombinationError, require
 from ..key import Key
 from ..ranges import Count
 from .letters import private
+
+if TYPE_CHECKING:
+    from .secure.run import Secured
 
 
 class Draw(NamedTuple):
@@ -121,6 +124,19 @@ def check_cohort(cohort: Any, clients: int, name: str = "cohort") -> list[int]:
     fits = 0 < len(ordered) == len(set(ordered)) and ordered[0] >= 0 and ordered[-1] < clients
     require(fits, f"{name}={_listed(cohort)}: it must name one or more of the {clients} clients, each once")
     return ordered
+
+
+def check_given(cohort: Sequence[int] | None, setting: Any, secured: Secured | None) -> None:
+    """Raise ``ValueError`` where a round of clients that a caller gives has no meaning, or can make no step."""
+    if cohort is None:
+        return
+    buffer, network, rule = setting.buffer, setting.network, setting.aggregate
+    require(buffer is None, f"cohort={cohort}: {buffer!r} calls those who do not train; leave cohort out")
+    require(network is None or network.sessions is None, f"cohort={cohort}: {network!r} says who is there")
+    few = rule is not None and len(cohort) < rule.least
+    require(not few, f"cohort={cohort}: aggregate={rule!r} needs {rule and rule.least} replies a round")
+    if secured is not None:
+        secured.circle(cohort, Key(0))
 
 
 def numbers(clients: Any) -> list[int]:

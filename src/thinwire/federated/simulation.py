@@ -41,7 +41,7 @@ from .pool import Pool, Work
 from .rank_pool import Ranks
 from .result import Record
 from .rounds import Rounds
-from .sampler import check_cohort, check_cohorts
+from .sampler import check_cohort, check_cohorts, check_given
 from .secure.trips import Gathering, Here
 from .setting import Setting
 from .storage import Disk, Ends, Pending
@@ -110,6 +110,8 @@ class Simulation(Rounds):
             give_back_freed_memory()  # of the probe, which a worker's thread would not find
         self.flights, buffer = Flights(), setting.buffer
         super().__init__(algorithm, slot, len(tasks), setting, tested)
+        for clients in self.cohort or ():
+            check_given(clients, setting, self.secured)
         if self.secured is not None and setting.sessions is not None:
             raise CombinationError(
                 f"network={setting.network!r}: a secret sum needs so many clients a round, and there may be fewer: "
@@ -152,8 +154,8 @@ class Simulation(Rounds):
         if given is None and self.cohort is not None:
             require(self.round < len(self.cohort), f"cohort names the clients of {len(self.cohort)} rounds, no more")
             given = self.cohort[self.round]
+        check_given(given, self.setting, self.secured)
         there, begins = self._there()
-        require(there is None or given is None, f"cohort={given}: {self.setting.network!r} says who is there")
         key = self.publish()
         cohort = self._free(key, there) if given is None else given
         silent = self._silent(cohort, key)

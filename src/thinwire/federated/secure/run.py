@@ -47,6 +47,11 @@ class Secured:
         check_installed()
         return Secured(form, next((link for link in links if isinstance(link, SecureSum)), SecureSum()), privacy)
 
+    @property
+    def links(self) -> set[SecureSum]:
+        """Those of all fields."""
+        return {leaf.link for leaf in self.form.leaves if isinstance(leaf.link, SecureSum)}
+
     def check(self, algorithm: Algorithm, setting: ClientsSetting, clients: int) -> None:
         """Raise :class:`CombinationError` where the server would learn more than a sum, or clients are too many.
 
@@ -65,10 +70,8 @@ class Secured:
             )
         self.check_asked(algorithm, clip=setting.clip, aggregate=rule_of(setting.aggregate), buffer=setting.buffer)
         sample = setting.cohort(clients)
-        for link in {leaf.link for leaf in form.leaves}:
-            if isinstance(link, SecureSum) and sample > link.most:
-                raise CombinationError(f"{link!r}: {sample} clients take part in a round: give most={sample}")
-            if isinstance(link, SecureSum) and self.privacy is not None:
+        for link in self.links:
+            if self.privacy is not None:
                 ClientNoise(self.privacy, link, 0, sample).check()
         needed = max(self.fewest(sample), self.circle(range(sample), Key(0)).threshold + 1)
         require(
@@ -87,7 +90,10 @@ class Secured:
                 )
 
     def circle(self, cohort: Collection[int], key: Key, about: bytes = b"") -> Circle:
-        """The clients of a round, and who is whose neighbour. Raises ``ValueError`` for a single client."""
+        """The clients of a round, and who is whose neighbour. Raises ``ValueError`` for too few or many."""
+        for link in self.links:
+            if len(cohort) > link.most:
+                raise CombinationError(f"{link!r}: {len(cohort)} clients take part in a round: give most={len(cohort)}")
         return Circle.of(cohort, key, about, self.link.neighbours, self.link.threshold)
 
     def fewest(self, clients: int) -> int:
