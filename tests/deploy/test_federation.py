@@ -155,12 +155,13 @@ def test_a_deployment_is_a_simulation_bit_for_bit_and_byte_for_byte(
         ("FedSM()", True),
         ("SoftPull(FedAvg(buffers='local'))", False),
         ("FedSM(buffers='local')", False),
+        ("FT(FedSM())", False),
     ],
 )
 def test_a_client_s_own_model_is_that_of_the_simulation_or_is_not_there(
     expression: str, here: bool, tmp_path: Path
 ) -> None:
-    """Norm statistics that are the client's alone are not at the server, so neither is the model."""
+    """Norm statistics that are the client's alone are not at the server, nor its examples: so neither is the model."""
     parties = Parties(expression, tmp_path, normed)
     simulated = Simulation(method(expression), normed, blobs(), seed=5, test=blobs((60,))[0], workers=1, plan="each")
     with simulated.pool:
@@ -175,7 +176,7 @@ def test_a_client_s_own_model_is_that_of_the_simulation_or_is_not_there(
         pairs = zip(owned.personal(1).state_dict().values(), away.personal(1).state_dict().values(), strict=True)
         assert all(torch.equal(*pair) for pair in pairs)
     else:
-        with pytest.raises(ValueError, match="no client has a model of its own here"):
+        with pytest.raises(ValueError, match=r"no client has a model of its own here|client's examples, which are not"):
             away.personal(1)
 
 

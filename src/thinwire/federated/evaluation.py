@@ -117,9 +117,12 @@ class Evaluation(Run[Result]):
 
     @property
     def models_here(self) -> bool:
-        """Whether all of clients' own models is here: with ``buffers="local"`` clients keep their norm statistics."""
+        """Whether all that clients' own models are made of is here.
+
+        Elsewhere are the examples that a model is adapted to, and with ``buffers="local"`` norm statistics.
+        """
         apart = self.algorithm.buffers == "local" and self.initial_buffers is not None
-        away = apart and self.algorithm.statistics(self.server, 0) is None
+        away = adapts(self.algorithm) or (apart and self.algorithm.statistics(self.server, 0) is None)
         return self.clients_here or (self.algorithm.at_server and not away)
 
     def kept_model(self, client: int | None) -> Model:
