@@ -259,6 +259,22 @@ def test_a_round_with_fewer_replies_than_a_rule_needs_makes_no_step_and_says_so(
             assert record["too_few"] == 7 - record["lost_replies"] < 7
 
 
+def test_a_round_with_too_few_replies_clears_nobody() -> None:
+    asked: dict[str, Any] = {"attack": tw.SignFlip(0.2, scale=10), "aggregate": Krum(2), "sample": 8, "dropout": 0.15}
+    result = train(rounds=12, seed=1, **asked)
+    strikes, cleared = dict[int, int](), False
+    for number, record in enumerate(result.rounds, 1):
+        replied = {entry.client for entry in result.ledger.of("up", number)}
+        if record.get("too_few"):
+            cleared = cleared or bool(replied & strikes.keys())  # whom it might have cleared
+            continue
+        strikes = {c: n for c, n in strikes.items() if c not in replied} | {
+            c: strikes.get(c, 0) + 1 for c in record["far"]
+        }
+        assert dict(record.get("again", [])) == {c: n for c, n in strikes.items() if n >= 3}
+    assert cleared
+
+
 # -- refusals ---------------------------------------------------------------------------------
 
 

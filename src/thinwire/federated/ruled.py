@@ -103,11 +103,10 @@ class Suspects:
 
     def judge(self, ruled: Ruled | None, replied: Iterable[int]) -> dict[str, Any]:
         """End a round in which these clients replied: what its record has of it."""
-        far = set[int]() if ruled is None else ruled.far
-        self.strikes = follow(self.strikes, replied, far | self.refused)
+        far, few = set[int]() if ruled is None else ruled.far, ruled is not None and not ruled.enough
+        self.strikes = follow(self.strikes, () if few else replied, far | self.refused)  # of too few none is judged
         self.expelled, self.refused = expel(self.expelled, self.strikes, self.most, self.room), set()
         again = [[client, times] for client, times in self.strikes.items() if times >= AGAIN]
-        few = ruled is not None and not ruled.enough
         return {
             **({} if ruled is None else {"far": sorted(far)}),
             **({"too_few": len(ruled.clients)} if ruled is not None and few else {}),
