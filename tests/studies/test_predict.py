@@ -60,6 +60,16 @@ def test_a_look_back_costs_between_all_scalars_and_no_scalar(problem):
     assert always < never / 2
 
 
+@pytest.mark.parametrize("around", [lambda method: method, tw.Averaged], ids=["alone", "inside"])
+def test_a_method_that_looks_back_costs_between_all_scalars_and_no_scalar(problem, around):
+    method = around(tw.ClusteredLBGM(threshold=0.3))
+    found, result = Rehearsal(problem, ROUNDS, 3).predict(method), simulated(method, problem, 3)
+    assert found.bytes_up[0] < result.bytes_up < found.bytes_up[1]
+    assert found.bytes_down[0] < result.bytes_down < found.bytes_down[1]
+    never = around(tw.ClusteredLBGM(threshold=0.0))
+    assert found.bytes_up[1] == simulated(never, problem, 3).bytes_up
+
+
 def test_a_prediction_leaves_the_global_generator_alone(problem):
     before = torch.get_rng_state()
     Rehearsal(problem, 1, 1).predict(tw.FedAvg())

@@ -2,10 +2,11 @@
 
 One client really trains once, on its real data. Then every round is gone through with the
 clients that will be sampled and messages that are really encoded, but each client is told
-the change that this one training made instead of training. A link that looks back sends
-anything between a whole update and a scalar: then the run is rehearsed twice, with changes
-that repeat themselves and with changes of which no two have a direction in common (their
-signs are drawn anew each time), and the prediction is the range between the two.
+the change that this one training made instead of training. A link that looks back, or a method
+that does (ClusteredLBGM), sends anything between a whole update and a scalar: then the run is
+rehearsed twice, with changes that repeat themselves and with changes of which no two have a
+direction in common (their signs are drawn anew each time), and the prediction is the range
+between the two.
 
 Of a link whose messages are as long as their layers say, the prediction is exact. Where the length depends on what is
 in a message (QSGD, STC, Entropy, positions), it is about that of the run, whose changes are others: measured on digits,
@@ -35,6 +36,7 @@ from ..federated.setting import Setting
 from ..federated.simulate import simulate
 from ..federated.simulation import Simulation
 from ..federated.stream import View
+from ..key import Key
 from ..local import Local, Memory, Trained
 from ..params import Params
 from ..problem import Problem
@@ -52,7 +54,8 @@ Range = tuple[float, float]  # lowest, highest
 class Prediction:
     """Bytes of a message, headers included, and what a whole run comes to: each lowest and highest.
 
-    Both are one number where no link looks back. It is about that of the run where lengths depend on what is sent.
+    Both are one number where neither a link nor the method looks back. It is about that of the run where lengths
+    depend on what is sent.
     """
 
     method: str
@@ -93,7 +96,7 @@ class Rehearsal:
             setting = replace(setting, start="known")
             algorithm = self.choose(algorithm, setting).algorithm
         run = self._rehearse(algorithm, setting, turning=False)
-        runs = [run, *([self._rehearse(algorithm, setting, turning=True)] if run.up.memory else [])]
+        runs = [run, *([self._rehearse(algorithm, setting, turning=True)] if _looks_back(run) else [])]
         ledgers = [run.ledger for run in runs]
         return Prediction(
             name,
@@ -188,6 +191,12 @@ class Untrained(Pool):
         steps, rate = request.trainer.num_steps(len(round.task), fewest), request.trainer.rate(round.key)
         memory = request.memory or Memory((change,) * request.trainer.num_vectors, 0)
         return Trained(request.x + change, steps, 0.0, memory, rate * steps)
+
+
+def _looks_back(run: Simulation) -> bool:
+    """Whether clients choose by their update what they send: the link does, or a method with several outlines."""
+    key = Key(run.seed, run.round, 0)
+    return run.up.memory or len(run.algorithm.outlines(run.stream.view.state, run.up.blank, key)) > 1
 
 
 def _message(ledgers: Sequence[Ledger], direction: Direction) -> Range:
