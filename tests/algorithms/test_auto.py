@@ -462,6 +462,34 @@ def test_a_second_choice_leaves_room_for_a_codec_whose_packets_have_one_length(c
         assert again.up.bytes + again.down.bytes + sum(found.fixed) <= whole + 9_000
 
 
+def many_layers() -> Measured:
+    """Of 124 layers of 6 x 6 and 6 entries, of which Budget sends each: more than 2,100 bytes at their cheapest."""
+    g = torch.Generator().manual_seed(0)
+
+    def draw() -> Params:
+        return Params.of([(str(n), torch.randn(*(6, 6)[n % 2 :], generator=g)) for n in range(124)])
+
+    return Measured([draw(), draw()], draw(), 8, 3, (10_500, 10_500), (100, 100), None, 1.0, False)
+
+
+def test_a_second_choice_keeps_to_splits_in_which_every_layer_has_room() -> None:
+    found, method = many_layers(), Auto(local=LOCAL, bytes=8_000)
+    first = Choice(Coding("budget", 3_900), Coding("budget", 3_900), False, False)
+    again = method.choose(found._replace(movement=found.movement * 10.0), tw.Key(0), first).choice
+    assert again != first
+    for way, x in ((again.up, found.changes[0]), (again.down, found.movement)):
+        assert length(CODECS[way.codec](way.bytes).send(x, None, tw.Key(0))[0]) <= way.bytes
+
+
+def test_a_codec_is_taken_only_where_later_messages_have_room_too() -> None:
+    # The layers of a rehearsal are zero but one, and take fewer bytes than those of later rounds.
+    found = many_layers()
+    few = [x.zeros().replace(x.only(["0"])) for x in found.changes]
+    for bytes in range(1_000, 3_000, 100):
+        coding = _best(bytes, few, tw.Key(0), False)
+        CODECS[coding.codec](bytes).send(found.changes[0], None, tw.Key(0))  # raises where it does not hold them
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("absolute", [False, True])
 def test_halves_are_taken_only_where_they_fit_layers_and_all(absolute: bool) -> None:

@@ -30,6 +30,7 @@ from ..errors import require
 from ..key import Key
 from ..links import EF21, Budget, Dense, ErrorFeedback, Half, Link, PerClient, Switch, TransformCoding
 from ..links.allocation import least as single_entry
+from ..links.budget import least as every_layer
 from ..local import LocalSGD, Trainer
 from ..params import Params
 from ..ranges import Fraction
@@ -287,10 +288,17 @@ def _with_bytes(choice: Choice, up: int, down: int) -> Choice:
 
 
 def _fits(measured: Measured, choice: Choice, key: Key) -> bool:
-    """Whether its codecs keep to the bytes: a lossy one does, the packets of others have the length they have."""
+    """Whether its codecs keep to the bytes: a lossy one that can begin does, others by the length that they have."""
     ways = ((choice.up, measured.changes[0]), (choice.down, measured.movement))
+    if not all(_begins(way.codec, way.bytes, x) for way, x in ways):
+        return False
     fixed = [(CODECS[way.codec](way.bytes), x, way.bytes) for way, x in ways if way.codec not in LOSSY]
     return all(length(link.send(x, link.open(x)[0], key)[0]) <= bytes for link, x, bytes in fixed)
+
+
+def _begins(codec: str, bytes: int, x: Params) -> bool:
+    """Whether so many bytes hold any numbers of these layers, as those of later rounds, at their cheapest."""
+    return codec != "budget" or bytes >= every_layer(x.layout)
 
 
 def _best(bytes: int, messages: Sequence[Params], key: Key, absolute: bool) -> Coding:
@@ -304,10 +312,9 @@ def _best(bytes: int, messages: Sequence[Params], key: Key, absolute: bool) -> C
         link = codec(bytes)
         if absolute and not (link.absolute or link.contraction):
             continue
-        try:
-            sent = [link.send(x, link.open(x)[0], key) for x in messages]
-        except ValueError:  # its layers take more at their cheapest
+        if not _begins(name, bytes, messages[0]):
             continue
+        sent = [link.send(x, link.open(x)[0], key) for x in messages]
         if all(length(packet) <= bytes for packet, _, _ in sent):
             errors[name] = sum(
                 _square(x.flat.double() - seen.flat.double()) for x, (_, seen, _) in zip(messages, sent, strict=True)

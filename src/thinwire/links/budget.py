@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -19,7 +21,7 @@ from .base import Codec, Link, finite, join, parts, vector
 from .dense import Dense, Half
 from .quantize import Int8
 from .sign import ScaledSign
-from .sparse import TopK
+from .sparse import TopK, count_of
 
 LADDER = (TopK(0.001), TopK(0.003), TopK(0.01), TopK(0.03), TopK(0.1), ScaledSign(), Int8(), Half(), Dense())
 
@@ -114,6 +116,24 @@ class Budget(Link):
     def _decode(self, packet: Packet, layout: Layout, key: Key) -> Params:
         named = zip(packet[0].tolist(), packet[1], layout.names, layout.shapes, strict=True)
         return join(layout, (self.ladder[c].decode(p, shape, key.at(name)) for c, p, name, shape in named))
+
+
+def least(layout: Layout) -> int:
+    """Bytes that hold any numbers of these layers, each by that codec of ``LADDER`` which never takes more than so few.
+
+    At their cheapest layers of other numbers take more or fewer bytes, as where one was zero. So this is above that.
+    """
+    return 16 + sum(1 + min(_most(codec, size) for codec in LADDER) for size in layout.sizes)
+
+
+@cache
+def _most(codec: Codec, n: int) -> int:
+    """Bytes that ``n`` entries take at most: of TopK with as many ties as it sends, anywhere."""
+    if not isinstance(codec, TopK):
+        return 3 + length(codec.encode(torch.zeros(n, device="cpu"), Key(0)))  # whatever they are, and padding
+    k = min(n, 2 * count_of(codec.share, n))
+    b = max(0, round(math.log2(max(1.0, n / max(k, 1)))))
+    return 34 + 4 * k + min(n, k * (b + 1) + (n >> b)) // 8  # structure, values, gaps in a Rice code or a bit an entry
 
 
 def _pack(options: list[_Option]) -> Packet:
