@@ -37,7 +37,7 @@ PositiveInt = Annotated[int, POSITIVE]
 CountOrNone = Annotated[int, Range(lambda x: x >= 1, "must be at least 1, or None")] | None
 Natural = Annotated[int, at_least(0)]
 AboveZero = Annotated[float, Range(lambda x: x > 0, "must be positive")]  # infinity too
-Mbit = Annotated[float, Range(lambda x: x > 0, "a rate must be positive")]  # of a link, in Mbit/s
+Mbit = Annotated[float, Range(lambda x: 0 < x < math.inf, "a rate must be positive and finite")]  # of a link, in Mbit/s
 Rate = Annotated[float, Range(lambda x: 0 < x < math.inf, "must be positive and finite")]
 Positive = Annotated[float, POSITIVE]
 NonNegative = Annotated[float, Range(lambda x: 0 <= x < math.inf, "must not be negative")]

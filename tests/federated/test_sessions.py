@@ -197,8 +197,14 @@ def test_what_does_not_go_with_it_is_refused(asked: dict[str, Any], error: type[
         (lambda: Sessions(on=0), "on must be positive"),
         (lambda: Sessions(off=-1), "off must not be negative"),
         (lambda: Sessions(swing=1), "swing"),
-        (lambda: Network(step=(1.0, -1.0)), "seconds must not be negative"),
-        (lambda: Network(step=()), "seconds must not be negative"),
+        (lambda: Network(step=(1.0, -1.0)), "seconds must be finite and not negative"),
+        (lambda: Network(step=()), "seconds must be finite and not negative"),
+        (lambda: Network(step=(0.0, math.nan)), "seconds must be finite and not negative"),
+        (lambda: Network(latency=math.inf), "seconds must be finite and not negative"),
+        (lambda: Network(mbit=(1.0, math.nan)), "a rate in Mbit/s must be positive and finite"),
+        (lambda: Network(down=(math.inf, 1.0)), "a rate in Mbit/s must be positive and finite"),
+        (lambda: Network(spread=math.inf), "spread must be from 0 to 10"),  # clocks would stand still
+        (lambda: Network(spread=1_000.0), "spread must be from 0 to 10"),
     ],
 )
 def test_sessions_that_are_none_are_refused(make: Any, says: str) -> None:

@@ -13,7 +13,7 @@ import torch
 from ..config import Config
 from ..errors import require
 from ..key import Key
-from ..ranges import Range, at_least
+from ..ranges import Range
 from .devices import read_devices, replay
 from .sessions import Availability
 
@@ -39,7 +39,7 @@ class Network(Config):
 
     mbit: float | tuple[float, ...] = 10.0
     down: float | tuple[float, ...] | None = None
-    spread: Annotated[float, at_least(0)] = 0.0
+    spread: Annotated[float, Range(lambda x: 0 <= x <= 10, "must be from 0 to 10")] = 0.0
     latency: float = 0.0
     step: float | tuple[float, ...] = 0.0
     deadline: Annotated[float, Range(lambda x: x > 0, "it must be positive")] | None = None
@@ -49,15 +49,15 @@ class Network(Config):
         for name, rates in (("mbit", self.mbit), ("down", self.mbit if self.down is None else self.down)):
             every = rates if isinstance(rates, tuple) else (rates,)
             require(
-                min(every, default=0) > 0 and max(every) < math.inf,
-                f"Network({name}={rates}): a rate in Mbit/s must be positive",
+                len(every) > 0 and all(0 < rate < math.inf for rate in every),  # NaN is neither
+                f"Network({name}={rates}): a rate in Mbit/s must be positive and finite",
             )
-        require(self.latency >= 0, f"Network(latency={self.latency}): seconds must not be negative")
-        steps = self.step if isinstance(self.step, tuple) else (self.step,)
-        require(
-            min(steps, default=-1) >= 0 and max(steps) < math.inf,
-            f"Network(step={self.step}): seconds must not be negative",
-        )
+        for name, seconds in (("latency", self.latency), ("step", self.step)):
+            each = seconds if isinstance(seconds, tuple) else (seconds,)
+            require(
+                len(each) > 0 and all(0 <= one < math.inf for one in each),
+                f"Network({name}={seconds}): seconds must be finite and not negative",
+            )
 
     @classmethod
     def read(cls, path: str | Path, clients: int, batch: int, **fields: Any) -> Network:
