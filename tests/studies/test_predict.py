@@ -8,9 +8,12 @@ import rich.console
 import torch
 
 import thinwire as tw
+from thinwire.ddp import DEF, EF, SAEF
+from thinwire.ddp.prediction import predict
 from thinwire.problem import standard
 from thinwire.report import table
 from thinwire.studies.predict import Prediction, Rehearsal, show
+from thinwire.studies.predict_ranks import rehearse
 
 ROUNDS = 9
 
@@ -153,3 +156,15 @@ def test_few_bytes_and_a_short_transfer_are_not_shown_as_none(capsys: pytest.Cap
     show([few], 8, 3, 10.0)
     shown = capsys.readouterr().out
     assert all(text in shown for text in ("0.0044", "0.000123", "0.004 to 0.049"))
+
+
+@pytest.mark.parametrize(
+    "method", [SAEF(8.0, average=10), SAEF(8.0, average=3, steps=2), DEF(tw.RandK(0.1), steps=3), EF(8.0)], ids=repr
+)
+def test_a_mean_over_steps_is_that_of_a_long_training(problem, method):
+    module = problem.model()
+    steps = 960  # many periods of all of these
+    traffic = predict(method, module, 2, steps)
+    (found,) = rehearse([method], problem, 2)
+    assert found.step_up == pytest.approx(traffic.bytes / steps, rel=1e-12)
+    assert found.step_down == pytest.approx(traffic.received(2) / steps, rel=1e-12)

@@ -253,7 +253,7 @@ def _encode(method: Feedback, rank: Rank, out: Outgoing) -> tuple[Any, Tensor | 
         out.whole.extend([] if method.delay else [p.clone()])
         e.sub_(seen.flat.to(e.device))
     # What a link sends may be each rank's own choice, and says nothing of the rest: a sample of e does.
-    looks = method.measures and key.round % _looks(method) == 0
+    looks = method.measures and key.round % exchanges_a_look(method) == 0
     return packet, with_square([sample(e, method.length, key.everyone())]) if looks else None
 
 
@@ -351,16 +351,16 @@ def _within(runs: Sequence[tuple[int, int]], where: slice) -> list[tuple[int, in
     return [(a - where.start, b - where.start) for a, b in runs if where.start <= a and b <= where.stop]
 
 
-def _looks(method: Feedback) -> int:
-    """Exchanges from one look to the next."""
+def exchanges_a_look(method: Feedback) -> int:
+    """Exchanges from one look at what was measured to the next."""
     return max(1, EVERY // method.length)
 
 
 def _look(method: Feedback, rank: Rank, looked: Float[Tensor, "2"] | None, number: int) -> None:
     """Take in what was measured by the exchange of that number, and let lambda follow."""
-    asked = number % _looks(method) == 0
+    asked = number % exchanges_a_look(method) == 0
     if rank.seen is not None and looked is not None and (asked or method.link is None):
-        since = method.length * (1 if method.link is None else _looks(method))  # steps from the look before
+        since = method.length * (1 if method.link is None else exchanges_a_look(method))  # steps from the look before
         rank.seen.mul_(KEPT**since).add_(looked)
     if method.detach is None and asked:
         rank.lam = rank.lam_rule or rank.lam

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from ..ddp.exchange import EVERY
+from ..ddp.exchange import exchanges_a_look
 from ..ddp.feedback import Feedback, Method
 from ..ddp.prediction import predict
 from ..problem import Problem
@@ -36,7 +36,7 @@ class Exchanges:
 def rehearse(methods: Sequence[Method], problem: Problem, ranks: Count) -> list[Exchanges]:
     """What methods would send of a problem's model, from exchanges that are really encoded.
 
-    They are of two rounds, or of as many as lie between two looks at the residuals.
+    They are of two rounds, or of as many as lie between two looks at the residuals and between two averages of them.
     """
     model = problem.model
     module = model if isinstance(model, nn.Module) else make_module(model, 0)
@@ -45,7 +45,8 @@ def rehearse(methods: Sequence[Method], problem: Problem, ranks: Count) -> list[
     for method in methods:
         steps = 2
         if isinstance(method, Feedback):
-            steps = method.length * max(2, math.ceil(EVERY / method.length), method.every or 0)
+            measured = exchanges_a_look(method) if method.measures else 1
+            steps = method.length * max(2, math.lcm(measured, method.every or 1))  # whole periods: a mean over them
         traffic = predict(method, module, ranks, steps)
         made.append(Exchanges(repr(method), traffic.bytes / steps, traffic.received(ranks) / steps, dense))
     return made
