@@ -37,8 +37,9 @@ class Link(Config, ABC):
     - ``send`` returns the packet, what the receiver will see, and the sender's next state. What the receiver will see
       is, bit for bit, what ``recv`` makes of ``loads(dumps(packet))``.
     - Both ends keep a state that goes in and comes out. After a lost message both go on from the states before it.
-    - ``x`` must be finite. On NaN, infinity, or numbers too large for the link, ``send`` raises :class:`NonFinite`
-      with the link's name, or makes a packet that ``loads`` rejects. The old states remain valid.
+    - ``x`` must be finite. Runners see to that. On NaN, infinity, or numbers too large for the link, ``send`` raises
+      :class:`NonFinite` with the link's name, or makes a packet that ``loads`` or ``recv`` rejects; links of signs, of
+      cut numbers, and of a few entries may not notice. The old states remain valid.
     - A state shares no memory with what was given or returned. A caller may reuse the buffers of ``x``, of the packet
       and of what the receiver sees.
     - ``x`` may hold fewer layers than the link was opened with. Then only their part of the state changes. ``layout``
