@@ -63,6 +63,16 @@ def test_a_look_back_costs_between_all_scalars_and_no_scalar(problem):
     assert always < never / 2
 
 
+@pytest.mark.parametrize(("mbit", "up"), [(2.0, None), (2.0, 0.5), (0.5, None), (0.5, 2.0)])
+def test_a_link_that_goes_by_the_rate_is_predicted_at_that_of_the_links(problem, mbit, up):
+    method = tw.FedAvg(up=tw.ByBandwidth({"1": tw.Half(), "*": tw.RandK(0.1)}))
+    found = Rehearsal(problem, ROUNDS, 2, mbit=mbit, mbit_up=up).predict(method)
+    network = tw.Network(mbit=up or mbit, down=mbit)
+    result = tw.simulate(method, problem.model, problem.tasks, ROUNDS, sample=2, plan="each", network=network)
+    assert found.bytes_up == (result.bytes_up, result.bytes_up)
+    assert found.seconds[0] == pytest.approx(result.rounds[-1]["clock"])
+
+
 @pytest.mark.parametrize("around", [lambda method: method, tw.Averaged], ids=["alone", "inside"])
 def test_a_method_that_looks_back_costs_between_all_scalars_and_no_scalar(problem, around):
     method = around(tw.ClusteredLBGM(threshold=0.3))

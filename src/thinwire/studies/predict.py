@@ -137,7 +137,8 @@ class Rehearsal:
 
     def _rehearse(self, algorithm: Algorithm, setting: Setting, turning: bool) -> Simulation:
         """A run whose clients do not train."""
-        run = Simulation(algorithm, self.module, self.tasks, setting)
+        # A link may go by the rate (ByBandwidth), so the rehearsal is on the same links.
+        run = Simulation(algorithm, self.module, self.tasks, replace(setting, network=self.network))
         run.pool.close()
         run.pool = Untrained(run.slot, run.pool.work, turning)
         with run.pool, one_thread():
