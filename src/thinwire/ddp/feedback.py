@@ -10,6 +10,7 @@ from typing import Any, Literal
 from ..config import LATER, Config
 from ..errors import CombinationError, require
 from ..links import Dense, Link, RandomBlock
+from ..links.bandwidth import goes_by_rate
 from ..optimizers import SGD, Optimizer
 from ..params import Params
 from ..ranges import BelowOne, Count, Fraction, Natural
@@ -22,6 +23,15 @@ BY_THE_CLOCK = 16  # steps that a round by the clock counts as, where what was m
 @dataclass(frozen=True)
 class Method(Config):
     """What a rank sends of its step, and what it does with the rest."""
+
+
+def check_no_rate(method: Method, link: Link) -> None:
+    """Raise :class:`CombinationError` for a link that goes by a rate, as none is measured between ranks."""
+    if goes_by_rate(link):
+        raise CombinationError(
+            f"{method!r}: ranks measure no rate, so ByBandwidth would always take the link of the highest: give that "
+            f"link itself"
+        )
 
 
 @dataclass(frozen=True)
@@ -85,6 +95,7 @@ class Feedback(Method):
                 f"{link!r} does not say so (contraction = True in its class), and the residual would grow without "
                 f"bound: take Hook({link!r})"
             )
+        check_no_rate(self, link)
         if link.memory:
             raise CombinationError(
                 f"{name} keeps what was not sent itself; {link!r} remembers on its own: take Hook({link!r})"

@@ -42,7 +42,7 @@ from ..errors import CombinationError, require
 from ..links import Link
 from ..links.secure import holds_secret
 from ..ranges import Range
-from .feedback import Method, Ratio
+from .feedback import Method, Ratio, check_no_rate
 from .local import DeMo, DetachedLoCo, DiLoCo, DisTrO, LocalSGD, SparseLoCo, StreamingDiLoCo
 
 __all__ = ["DEF", "DEFA", "EF", "EF21", "SAEF", "Hook", "Method", "PSync"]
@@ -230,6 +230,7 @@ class Hook(Method):
                 f"{self!r}: ranks exchange no keys, so a SecureSum would hide nothing: it is for replies of clients, "
                 f"FedAvg(up=SecureSum(...)), and here Hook(Dense()) is exact"
             )
+        check_no_rate(self, self.link)
 
 
 METHODS: dict[str, type[Method]] = {name: globals()[name] for name in __all__ if name != "Method"}

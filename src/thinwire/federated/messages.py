@@ -20,6 +20,7 @@ from ..algorithms.base import Algorithm, Start, exact, kinds
 from ..errors import CombinationError, NonFinite, WireError, check
 from ..key import Key
 from ..links import Dense, Link, PerClient, Wrapper
+from ..links.bandwidth import goes_by_rate
 from ..links.base import floats
 from ..params import Layout, Params, is_finite
 from ..wire import MOST, Packet, State, all_finite, largest, length, loads, modest, restore
@@ -80,6 +81,10 @@ class Form:
                 link = links if isinstance(links, Link) else links.get(last, Dense())
                 link = Dense() if last == BUFFERS or (name in kept and links is link) else link
                 _apart(link, where)
+                if where == "down" and goes_by_rate(link):
+                    raise CombinationError(
+                        f"{where}={link!r}: what the server sends goes by no client's uplink: ByBandwidth is for up="
+                    )
                 if where in ABSOLUTE and not link.absolute:
                     raise CombinationError(
                         f"{where}={link!r} cannot carry {ABSOLUTE[where]}: its fields are absolute values, and the "

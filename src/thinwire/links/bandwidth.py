@@ -22,7 +22,8 @@ class ByBandwidth(Wrapper):
     uplink below all rates takes the lowest. One that was not measured yet takes the highest, unless
     ``serve(mbit=...)`` says what it carries at least. Every link keeps its own states, so what error feedback owes
     stays with the link that owes it. Raises ``ValueError`` for an empty table, a rate that is no number, or the same
-    rate twice.
+    rate twice; and ``CombinationError`` where no rate is ever known: as a downlink, when a run begins, and between
+    ranks.
     """
 
     links: dict[str, Link]
@@ -77,6 +78,11 @@ class ByBandwidth(Wrapper):
 
     def floats(self, packet: Packet) -> float:
         return dict(zip(self.rates, self.links.values(), strict=True))[packet[0]].floats(packet[1])
+
+
+def goes_by_rate(link: Link) -> bool:
+    """Whether a link is a :class:`ByBandwidth`, or holds one: then a key needs a client's rate."""
+    return isinstance(link, ByBandwidth) or any(map(goes_by_rate, link.held if isinstance(link, Wrapper) else ()))
 
 
 def _mbit(rate: str) -> float:
