@@ -8,12 +8,13 @@ import rich.console
 import torch
 
 import thinwire as tw
-from thinwire.ddp import DEF, EF, SAEF
+from thinwire.ddp import DEF, EF, SAEF, Hook
 from thinwire.ddp.prediction import predict
 from thinwire.problem import standard
 from thinwire.report import table
 from thinwire.studies.predict import Prediction, Rehearsal, show
 from thinwire.studies.predict_ranks import rehearse
+from thinwire.studies.predict_ranks import show as show_ranks
 
 ROUNDS = 9
 
@@ -178,3 +179,17 @@ def test_a_mean_over_steps_is_that_of_a_long_training(problem, method):
     (found,) = rehearse([method], problem, 2)
     assert found.step_up == pytest.approx(traffic.bytes / steps, rel=1e-12)
     assert found.step_down == pytest.approx(traffic.received(2) / steps, rel=1e-12)
+
+
+def test_a_step_of_a_link_that_looks_back_is_its_most_and_one_of_a_switch_its_first_links(problem, capsys):
+    first = tw.TopK(0.5)
+    pairs = [
+        (tw.LBGM(threshold=0.9), tw.LBGM(threshold=0.0)),
+        (tw.Switch(first, then=tw.TopK(0.01), rounds=2), first),
+    ]
+    for link, other in pairs:
+        one, most = rehearse([Hook(link), Hook(other)], problem, 2)
+        assert (one.step_up, one.step_down) == (most.step_up, most.step_down)
+    show_ranks([one], 2)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "(LBGM) is reckoned with whole messages, the most that it sends, and a Switch as its first link." in shown

@@ -19,7 +19,8 @@ from .cells import draw
 LEAST = ("B a step up", "B a step down")
 ABOUT = (
     "What one rank gives to collectives, and gets from them, in the mean over steps. Where the length of a message "
-    "depends on what is in it (positions, bins), it is about that of a training."
+    "depends on what is in it (positions, bins), it is about that of a training. A link that looks back (LBGM) is "
+    "reckoned with whole messages, the most that it sends, and a Switch as its first link."
 )
 
 
