@@ -10,8 +10,8 @@ between the two.
 
 Of a link whose messages are as long as their layers say, the prediction is exact. Where the length depends on what is
 in a message (QSGD, STC, Entropy, positions), it is about that of the run, whose changes are others: measured on digits,
-up to 13 % off. Which layers LUAR recycles depends on the changes too, and on what is drawn: where layers differ much in
-size a run may send a fifth more or less than is predicted.
+up to 13 % off. Which layers LUAR recycles, and which entries PruneFL keeps, depends on the changes too, and on what is
+drawn: where layers differ much in size a run may send a fifth more or less than is predicted.
 """
 
 from __future__ import annotations
@@ -228,7 +228,8 @@ def show(predictions: list[Prediction], rounds: int, sample: int, mbit: float) -
 LEAST = ("B a broadcast", "B a reply", "seconds")
 ABOUT = (
     "Where the length of a message depends on what is in it (QSGD, STC, Entropy, positions of TopK), figures are about "
-    "those of the run. Which layers a method recycles (LUAR) depends on the run: figures are of those of a rehearsal."
+    "those of the run. Which layers a method recycles (LUAR), or which entries it keeps (PruneFL), depends on the run: "
+    "figures are of those of a rehearsal."
 )
 
 
