@@ -771,6 +771,9 @@ def test_texts_cannot_be_dealt_by_label_but_can_be_dealt_at_random() -> None:
     ("make", "says"),
     [
         (lambda: Dirichlet(0.0), "alpha must be positive"),
+        (lambda: Dirichlet(float("nan")), "alpha must be positive"),
+        (lambda: Dirichlet(float("inf")), r"alpha is 1e9 at most; IID\(\) gives equal shares"),
+        (lambda: Users(alpha=float("inf")), "alpha"),
         (lambda: Dirichlet(min_examples=0), "min_examples"),
         (lambda: Pathological(0), "classes"),
         (lambda: Shards(0), "per_client"),

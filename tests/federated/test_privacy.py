@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 from pathlib import Path
@@ -263,7 +264,9 @@ def test_without_noise_nothing_is_private_and_without_rounds_all_is() -> None:
     assert Privacy(1.0, 0.0).epsilon(1) == float("inf")
     assert Privacy(1.0, 1.0).epsilon(0) == 0.0
     assert Privacy(1.0, 1e6).epsilon(1) == pytest.approx(0.0, abs=1e-12)  # delta alone covers it
-    with pytest.raises(ValueError, match=r"delta=1: a probability between 0 and 1"):
-        Privacy(1.0, 1.0).epsilon(1, delta=1)
-    with pytest.raises(ValueError, match="rounds=-1"):
-        Privacy(1.0, 1.0).epsilon(-1)
+    for delta in (0, 1, "0.1", math.nan):
+        with pytest.raises(ValueError, match=r"delta=.*: a probability between 0 and 1"):
+            Privacy(1.0, 1.0).epsilon(1, delta=delta)
+    for rounds in (-1, 1.5, "3", None):
+        with pytest.raises(ValueError, match=r"rounds=.*: a whole number"):
+            Privacy(1.0, 1.0).epsilon(rounds)

@@ -147,7 +147,8 @@ def test_the_first_at_the_target_is_proposed_else_the_fastest_of_the_best() -> N
         ("--mbit-up -1", "error: --mbit-up -1.0: a rate must be positive and finite"),
         ("--target 2", "error: --target 2.0: an accuracy above 0 and at most 1"),
         ("--rehearse 0", "error: --rehearse 0: it must be at least 1 round"),
-        ("--budget 3", "budget is a share of FedAvg's bytes, at most 1"),
+        ("--budget 3", "--budget 3.0: it is a share of FedAvg's bytes, above 0 and at most 1"),
+        ("--budget nan", "--budget nan: it is a share of FedAvg's bytes, above 0 and at most 1"),
         ("--budget 0.0001", "raise budget to 0.00"),
     ],
 )

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ..errors import require
 from .command import command, open_parameters, options_of, options_with
 from .options import Json, print_json
 from .typed import study as study_of
@@ -42,6 +43,7 @@ def plan(
     from ..studies import Federated
     from ..studies import plan_federated as alternatives
 
+    require(0 < budget <= 1, f"--budget {budget}: it is a share of FedAvg's bytes, above 0 and at most 1")
     if methods and local is None:
         study_of(Federated, methods, given)  # raises where they leave nothing open for an option: they say how to train
     auto = f"Auto({budget})" if local is None else f"Auto({budget}, local={local})"

@@ -77,6 +77,7 @@ class Dirichlet(Split):
 
     def __post_init__(self) -> None:
         require(self.alpha > 0, f"Dirichlet(alpha={self.alpha:g}): alpha must be positive")
+        require(self.alpha <= 1e9, f"Dirichlet(alpha={self.alpha:g}): alpha is 1e9 at most; IID() gives equal shares")
 
     def deal(self, labels: Tensor, groups: Tensor | None, num_clients: int, seed: int) -> list[Tensor]:
         labels = one_label_each(self, labels)

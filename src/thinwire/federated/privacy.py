@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from torch import Tensor
@@ -113,8 +113,7 @@ class Privacy(Config):
         depend on those before, are sqrt(rounds)/noise-GDP, which is exactly (epsilon,
         delta)-DP with delta = Phi(-epsilon/mu + mu/2) - exp(epsilon) Phi(-epsilon/mu - mu/2).
         """
-        require(rounds >= 0, f"rounds={rounds}: it must not be negative")
-        require(0 < delta < 1, f"delta={delta}: a probability between 0 and 1 is expected")
+        check_spent(rounds, delta)
         if not rounds:
             return 0.0
         if not self.noise:
@@ -127,6 +126,14 @@ class Privacy(Config):
             middle = (low + high) / 2
             low, high = (middle, high) if _delta(middle, mu) > delta else (low, middle)
         return high
+
+
+def check_spent(rounds: Any, delta: Any) -> None:
+    """Raise ``ValueError`` for no number of rounds, or no probability."""
+    whole = isinstance(rounds, int) and not isinstance(rounds, bool) and rounds >= 0
+    require(whole, f"rounds={rounds!r}: a whole number is expected, which is not negative")
+    share = isinstance(delta, int | float) and 0 < delta < 1
+    require(share, f"delta={delta!r}: a probability between 0 and 1 is expected")
 
 
 def _delta(epsilon: float, mu: float) -> float:

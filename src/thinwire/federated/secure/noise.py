@@ -20,9 +20,9 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from ...errors import CombinationError, require
+from ...errors import CombinationError
 from ...links import SecureSum
-from ..privacy import Privacy
+from ..privacy import Privacy, check_spent
 from .gaussian import Coins, gaussian
 
 TAIL = 8.0  # deviations of the noise of a sum that fit its range: beyond them is one number in 10^15
@@ -92,8 +92,7 @@ class ClientNoise:
         Neighbours are runs with a client's replies and with zeros in their place. It holds towards the server too, as
         long as it and the clients do what they say. Of clients that tell it their noise, that noise does not count.
         """
-        require(rounds >= 0, f"rounds={rounds}: it must not be negative")
-        require(0 < delta < 1, f"delta={delta}: a probability between 0 and 1 is expected")
+        check_spent(rounds, delta)
         rho = rounds * self.concentration() if rounds else 0.0
         return convert(rho, delta)
 

@@ -64,8 +64,9 @@ class Secured:
             if leaf.kind != "mean":
                 raise CombinationError(f"{name}: {leaf.name} is not averaged, and a sum is all that the server learns")
         if algorithm.weights != "uniform":
+            often = "takes steps" if algorithm.weights == "steps" else "has examples"
             raise CombinationError(
-                f"{name}: with weights={algorithm.weights!r} a reply counts as often as its client has examples, and a "
+                f"{name}: with weights={algorithm.weights!r} a reply counts as often as its client {often}, and a "
                 f"secure sum adds each once: give weights='uniform'"
             )
         self.check_asked(algorithm, clip=setting.clip, aggregate=rule_of(setting.aggregate), buffer=setting.buffer)
