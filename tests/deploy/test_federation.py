@@ -148,6 +148,17 @@ def test_a_deployment_is_a_simulation_bit_for_bit_and_byte_for_byte(
             assert left[name] == right[name], name
 
 
+def test_a_record_counts_the_called_and_the_lost_as_a_simulation_does(tmp_path: Path) -> None:
+    calls: Any = [([0, 1, 2], set()), ([1, 2, 4], {2}), ([0, 3], {0, 3})]
+    parties = Parties("FedAvg()", tmp_path)
+    run = Chosen(method("FedAvg()"), mlp, blobs(), cohorts=calls, seed=5, test=blobs((60,))[0])
+    with run.pool:
+        for there, silent in calls:
+            right, left = run.step(), parties.round(there, lost=silent)
+            counts = (len(there), len(silent))
+            assert (left["clients"], left["lost_replies"]) == (right["clients"], right["lost_replies"]) == counts
+
+
 @pytest.mark.parametrize(
     ("expression", "here"),
     [

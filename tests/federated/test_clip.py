@@ -152,6 +152,15 @@ def test_a_norm_that_is_recorded_alone_is_right_to_four_digits_however_long(scal
     assert result.rounds[0]["norms"]["update"] == [pytest.approx(x * scale, rel=1e-3) for x in (1, 1, 1, 1, 3)]
 
 
+def test_the_report_counts_replies_that_arrived_as_the_longer_ones_are_of_them(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"clip": "auto", "workers": 1, "dropout": 0.5, "seed": 3}
+    result = tw.simulate(tw.FedAvg(tw.LocalSGD(1.0)), Still, pulls(3.0, 1.0, -50.0, 2.0), 3, out=tmp_path, **options)
+    assert sum(record["lost_replies"] for record in result.rounds) > 0
+    arrived = len({(e.round, e.client) for e in result.ledger if e.direction == "up"})
+    (said,) = [text for name, text in html.gather([tmp_path])["setting"] if name.startswith("Clipped")]
+    assert f" of {arrived} were longer" in said
+
+
 def test_the_report_says_how_long_replies_were_and_how_many_were_longer(tmp_path: Path) -> None:
     algorithm = tw.parse("FedAvg(LocalSGD(1.0), weights='uniform')")
     tw.simulate(algorithm, Still, pulls(3.0, 1.0, -50.0), 2, clip="auto", workers=1, out=tmp_path)

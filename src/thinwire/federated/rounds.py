@@ -280,11 +280,14 @@ class Rounds(Evaluation):
             )
         return server, buffers if self.buffers is not None else None
 
-    def finish(self, seconds: float, replies: int, lost: int, evaluate: bool) -> Record:
-        """End the round that was published; returns its record. ``seconds`` are those of a simulated clock."""
+    def finish(self, seconds: float, called: int, lost: int, evaluate: bool) -> Record:
+        """End the round that was published; returns its record. ``seconds`` are those of a simulated clock.
+
+        Of so many clients that were ``called`` so many have no reply that counts: they are ``lost``.
+        """
         self.round, self.clock = self.round + 1, self.clock + seconds
         self.questions.enter(self.ledger, self.round)
-        record = self._record(self.losses / self.examples if self.examples else None, replies, lost)
+        record = self._record(self.losses / self.examples if self.examples else None, called, lost)
         self.by_client = None
         record |= self.questions.record() | self._lengths() | self.suspects.judge(self.mean.ruled, self.replied)
         record |= self.evaluate() if evaluate else {}
@@ -294,12 +297,12 @@ class Rounds(Evaluation):
 
     # -- looking --------------------------------------------------------------
 
-    def _record(self, loss: float | None, replies: int, lost: int) -> Record:
+    def _record(self, loss: float | None, called: int, lost: int) -> Record:
         ways: tuple[Direction, ...] = () if self.private is None else ("up", "down")
         return {
             "round": self.round,
             "train_loss": loss,
-            "clients": replies,
+            "clients": called,
             "lost_replies": lost,
             **self.ledger.sums(self.round),
             "clock": self.clock,

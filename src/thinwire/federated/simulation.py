@@ -217,7 +217,7 @@ class Simulation(Rounds):
             slowest = network.deadline  # the round waited for those that did not come
         self.pool.settle()
         seconds = begins - self.clock + asking + slowest + (secret.seconds if secret else 0.0)
-        record = self.finish(seconds, len(active), lost, evaluate)
+        record = self.finish(seconds, len(active) + len(silent), lost, evaluate)
         record |= rest
         if there is not None:
             record["there"] = len(there)

@@ -91,7 +91,9 @@ def lengths_said(arms: Sequence[Arm]) -> list[tuple[str, str]]:
             ends = [ends[0], ends[-1]] if len(ends) > 1 else ends
             said.append((f"Norms of replies, {where}, {field}", "; ".join(_length(line, field) for line in ends)))
         if lines and "clipped" in lines[-1]:
-            longer, everyone = (sum(line.get(name, 0) for line in lines) for name in ("clipped", "clients"))
+            names = ("clipped", "clients", "lost_replies", "late_replies")
+            longer, called, lost, late = (sum(line.get(name, 0) for line in lines) for name in names)
+            everyone = called - lost + late
             text = f"{longer:,} of {everyone:,} were longer than the bound, and counted as if they were as long"
             said.append((f"Clipped replies, {where}", text))
     return said
