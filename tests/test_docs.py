@@ -360,10 +360,13 @@ def test_what_the_page_of_auto_says_of_budgets_and_rivals_is_in_its_table():
     assert {fashion[f"Auto, {budget}"][2] for budget in ("0.1", "0.05", "0.02", "0.01", "0.004", "0.002", "0.001")} == {
         "3"
     }
-    behind = [fashion[f"Auto, {budget}"] for budget in ("0.01", "0.004", "0.002", "0.001")]
+    few = "0.004", "0.002", "0.001"
+    behind = [fashion["Auto, 0.01"], *(fashion[f"Auto, detached, {budget}"] for budget in few)]
     first, *others = [(row[4].split()[0].lstrip("-"), row[-1].rstrip(" |")) for row in behind]
     middle, last = ", ".join(f"{points} at {share}" for points, share in others[:-1]), " at ".join(others[-1])
     assert f"`Auto` is {first[0]} points behind FedAvg at {first[1]}, {middle} and {last}." in page
+    *most, least = [fashion[f"Auto, {budget}"][4].split()[0].lstrip("-") for budget in few]
+    assert f"it is {', '.join(most)} and {least} points behind there" in page
     assert f"ends at {float(fashion['DeComFL, 100'][3].split()[0]):.0f} %: a method without gradients" in page
     lbgm, luar = "LBGM, coded, 0.2, even", "LUAR, coded, 0.25, even"
     best = {"CIFAR-10": lbgm, "EMNIST letters": luar, "Fashion-MNIST": "Intrinsic, 0.01", "Shakespeare": lbgm}

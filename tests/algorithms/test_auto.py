@@ -18,7 +18,8 @@ import processes
 import thinwire as tw
 from thinwire import Auto, FedAvg, LocalSGD, Params, PerClient, Setting, TransformCoding
 from thinwire.algorithms import auto
-from thinwire.algorithms.auto import CODECS, SPLITS, Choice, Coding, Measured, Verdict, _best, _off
+from thinwire.algorithms.auto import SPLITS, Verdict
+from thinwire.algorithms.choice import CODECS, Choice, Coding, Measured, best_codec, distance_off
 from thinwire.algorithms.runnable import check_runnable
 from thinwire.data import Dirichlet
 from thinwire.errors import CombinationError, RunError
@@ -391,7 +392,39 @@ def test_how_far_models_are_off(other: tuple[float, float], expected: float, mon
     changes = [layers(torch.tensor(values)) for values in ((4.0, 1.0), other)]
     found = measured(None)._replace(changes=changes, movement=layers(torch.tensor([3.0, 1.0])))
     way = Coding("larger", 0)
-    assert _off(found, Choice(way, way, True, False), tw.Key(0)) == expected
+    assert distance_off(found, Choice(way, way, True, False), tw.Key(0)) == expected
+
+
+@pytest.mark.parametrize(
+    ("asked", "ahead"),
+    [
+        # A reply and a broadcast of FedAvg are 330,000 bytes, half a percent of which are 1,650.
+        (Auto(0.004, LOCAL), 0.5),
+        (Auto(0.0051, LOCAL), 0.0),
+        (Auto(local=LOCAL, bytes=1_600), 0.5),
+        (Auto(local=LOCAL, bytes=1_700), 0.0),
+        # At 1 Mbit/s up and 10 down they take 1.452 s, half a percent of which are 7.26 ms.
+        (Auto(local=LOCAL, seconds=0.0072), 0.5),
+        (Auto(local=LOCAL, seconds=0.0073), 0.0),
+        (Auto(0.004, LOCAL, detach=0.0), 0.0),
+        (Auto(0.05, LOCAL, detach=0.25), 0.25),
+    ],
+    ids=repr,
+)
+def test_clients_begin_ahead_where_bytes_are_few_or_by_what_is_asked(asked: Auto, ahead: float) -> None:
+    found = measured(4, dense=(165_000, 165_000), rates=(1.0, 10.0))
+    first = asked.choose(found, tw.Key(0)).choice
+    assert first.feedback
+    assert ("Detached" in repr(asked.method(first)), first.ahead) == (ahead > 0, ahead)
+    assert asked.choose(found._replace(movement=found.movement * 20.0), tw.Key(0), first).choice.ahead == ahead
+
+
+def test_nobody_begins_ahead_of_what_all_owe_alike() -> None:
+    found = measured(4, dense=(165_000, 165_000))
+    alike = found._replace(changes=[found.changes[0]] * 2)
+    choose = [Auto(0.004, LOCAL, **given).choose for given in ({}, {"detach": 0.5})]
+    for some, ahead in ((found, [0.5, 0.5]), (alike, [0.0, 0.5])):
+        assert [one(some, tw.Key(0)).choice.ahead for one in choose] == ahead
 
 
 def test_seconds_are_spent_at_the_rate_of_each_direction() -> None:
@@ -486,7 +519,7 @@ def test_a_codec_is_taken_only_where_later_messages_have_room_too() -> None:
     found = many_layers()
     few = [x.zeros().replace(x.only(["0"])) for x in found.changes]
     for bytes in range(1_000, 3_000, 100):
-        coding = _best(bytes, few, tw.Key(0), False)
+        coding = best_codec(bytes, few, tw.Key(0), False)
         CODECS[coding.codec](bytes).send(found.changes[0], None, tw.Key(0))  # raises where it does not hold them
 
 
@@ -497,7 +530,7 @@ def test_halves_are_taken_only_where_they_fit_layers_and_all(absolute: bool) -> 
     g = torch.Generator().manual_seed(0)
     changes = [Params.of([(str(n), torch.randn(8, generator=g)) for n in range(40)]) for _ in range(2)]
     for most, expected in ((720, False), (764, True)):
-        found = _best(most, changes, tw.Key(0), absolute)
+        found = best_codec(most, changes, tw.Key(0), absolute)
         assert (found.codec == "half") == expected
         assert length(CODECS[found.codec](most).send(changes[0], None, tw.Key(0))[0]) <= most
 

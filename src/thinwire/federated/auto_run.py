@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from ..algorithms.auto import Auto, Choice, Coding, Measured
+from ..algorithms.auto import Auto
 from ..algorithms.base import Algorithm
+from ..algorithms.choice import Choice, Coding, Measured
 from ..algorithms.fedavg import FedAvg
 from ..config import complete
 from ..errors import CombinationError, require
