@@ -28,11 +28,12 @@ def half(group: Group, local: tw.LocalSGD) -> tw.Algorithm:
 
 
 def auto(group: Group, local: tw.LocalSGD, share: float) -> tw.Auto:
-    return tw.Auto(share, local)
+    """Clients begin at the model that they are sent, as from half a percent on they do by default."""
+    return tw.Auto(share, local) if share >= 0.005 else tw.Auto(share, local, detach=0.0)
 
 
 def detached(group: Group, local: tw.LocalSGD, share: float) -> tw.Auto:
-    """Clients begin where a half of what they still owe is done already."""
+    """Clients begin where a half of what they still owe is done already, as below half a percent by default."""
     return tw.Auto(share, local, detach=0.5)
 
 

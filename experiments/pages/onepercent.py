@@ -9,6 +9,7 @@ from . import Line, Results, markdown, mean, number, of_best_rate, read, table
 
 CURVE = "experiments/onepercent/results/curve.jsonl", "python experiments/onepercent/curve.py"
 SEARCH = "experiments/onepercent/results/search.jsonl", "python experiments/onepercent/search.py"
+AHEAD = "0.004", "0.002", "0.001"
 SLOW = "experiments/onepercent/results/slow_link.jsonl", "python experiments/onepercent/slow_link.py --slowlink PROGRAM"
 Runs = dict[tuple[str, str], list[Line]]
 
@@ -64,6 +65,17 @@ HEAD = ["row", "seeds", "mean of the last 5", "points ahead", "served average", 
 def one_percent() -> list[str]:
     cells = rows(grouped(read(*CURVE)), lambda name: (name, "FedAvg"))
     return markdown(["set", *HEAD, "both / FedAvg"], cells, (0, 1))
+
+
+@table
+def one_percent_ahead() -> list[str]:
+    """Points that a start ahead gains, by set and share."""
+    runs, cells = grouped(read(*CURVE)), []
+    for name in dict.fromkeys(name for name, _ in runs):
+        rows = [[runs.get((name, f"Auto{start}, {share}"), []) for start in (", detached", "")] for share in AHEAD]
+        cells.append([name, *(cell for pair in rows for cell in (ahead(*pair, l5), ahead(*pair, ema)))])
+    heads = [f"{float(share):.1%}, {what}" for share in AHEAD for what in ("last 5", "served")]
+    return markdown(["set", *heads], sorted(cells), (0,))
 
 
 @table
