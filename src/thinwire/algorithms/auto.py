@@ -51,6 +51,7 @@ DEFAULT = 0.01  # of FedAvg's bytes
 DECAY = 0.8  # of the served average
 FEW = 0.005  # of FedAvg's bytes, below which clients may begin ahead
 AHEAD = 0.5  # of what they owe
+ALIKE = 0.1  # of what they owe: so much in common, and nobody begins ahead
 SPLITS = (1 / 9, 1 / 5, 1 / 3, 1 / 2, 2 / 3)  # shares of the uplink that are tried: 1 : 8 to 2 : 1
 MEGABIT = 8e-6  # of a byte
 STAYS = "The split stays: no other is better by a twentieth."
@@ -90,7 +91,7 @@ class Auto(Config):
     - one stream of broadcasts where all clients take part in every round, else ``PerClient``;
     - error feedback around the uplink where its codec is a contraction, and clients that begin ahead by ``detach`` of
       what they then owe (:class:`Detached`). None: by a half where the budget is below half a percent of FedAvg's bytes
-      and the rehearsal's clients have less than a half of what they owe in common; else not at all.
+      and the rehearsal's clients have less than a tenth of what they owe in common; else not at all.
 
     The starting model is known to clients from the seed, and ``Averaged`` serves an average, neither for a byte. After
     ten rounds the split alone is chosen anew, by updates and movements of then. The same seed makes the same choices.
@@ -199,15 +200,15 @@ class Auto(Config):
     def _ahead(self, measured: Measured, choice: Choice, key: Key) -> float:
         """By which share of what they owe clients begin ahead: what is asked for, else by what the rehearsal says.
 
-        Bytes are few, and less than a half of what clients owe is what they have in common: of that all others bring
-        their own share, and the server's model has moved by it when a client comes back.
+        Bytes have to be few, and less than a tenth of what clients owe common to them: of that all others bring their
+        own share, and the server's model has moved by it when a client comes back.
         """
         if self.detach is not None:
             return self.detach
         whole, price = self._prices(measured)
         few = whole < FEW * sum(map(mul, price, measured.dense))
         each, common = residuals(measured, choice, key) if few else (0.0, 0.0)
-        return AHEAD if few and common < each / 2 else 0.0
+        return AHEAD if few and common < ALIKE * each else 0.0
 
     def _room(self, measured: Measured, share: float) -> tuple[int, int]:
         """Bytes of a packet up and of one down, where the uplink has this share of what headers leave."""
