@@ -378,6 +378,23 @@ def test_what_the_page_of_auto_says_of_budgets_and_rivals_is_in_its_table():
         assert ahead == pytest.approx(told, abs=0.1001), (name, ahead)
 
 
+def test_what_the_page_of_auto_says_of_what_clients_owe_alike_is_in_the_results():
+    lines = list(map(json.loads, (ROOT / "experiments/onepercent/results/ahead.jsonl").read_text().splitlines()))
+    common = {}
+    for line in lines:
+        assert line["ahead"] == (0.0 if line["name"] == "Shakespeare" else 0.5)
+        common.setdefault(line["name"], []).append(line["common"])
+    assert {name: len(some) for name, some in common.items()} == dict.fromkeys(common, 9)  # three seeds, three budgets
+    text = common.pop("Shakespeare")
+    assert len(common) == 3
+    most = max(map(max, common.values()))
+    page, decision = said("docs/methods/auto.md"), said("docs/decisions/0020-a-method-that-a-run-chooses.md")
+    assert f"seeds {min(text):.0%} to {max(text):.0%} of".replace("% to", " to").replace("% of", " % of") in page
+    assert f"on the other sets {100 * most:.0f} % at most" in page
+    assert f"at most {most:.2f} is in common" in decision
+    assert f"where {min(text):.2f} to {max(text):.2f} is" in decision
+
+
 def test_every_method_of_the_table_of_expressions_can_be_typed():
     text = (ROOT / "docs/methods/index.md").read_text().partition("## What can be written")[2]
     rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]

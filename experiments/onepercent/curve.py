@@ -121,6 +121,7 @@ def arms() -> list[Arm]:
     for seeds, shares in ((0,), ("0.002", "0.001", "0.004", "0.01")), (more, ("0.002", "0.001", "0.004")):
         pairs = [(name, group) for name in shares for group in GROUPS]
         found += [arm(group, row, name, seeds) for name, group in pairs for row in ("Auto, detached", "Auto")]
+    found.append(arm(fashion, "Auto, detached", "0.01", more))  # for the picture
     return list(found)
 
 

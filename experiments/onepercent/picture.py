@@ -21,7 +21,7 @@ from pages import of_best_rate
 from thinwire.report.plots import logarithmic
 
 PALETTE = "0.1", "0.55", "C3", "C1", "C4", "C0", "navy", "C2", "C5", "purple", "brown", "C6", "pink", "C8", "C9"
-COLOURS = dict(zip(METHODS, (*PALETTE, "gold", "teal", "black"), strict=True))
+COLOURS = dict(zip(METHODS, (*PALETTE, "gold", "teal", "deeppink"), strict=True))
 
 
 Points = dict[str, list[tuple[float, list[float], list[float]]]]
