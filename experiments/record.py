@@ -144,11 +144,16 @@ def read(into: Path) -> list[Line]:
     return [json.loads(line) for line in into.read_text().splitlines()] if into.exists() else []
 
 
+def text_of(line: Line) -> str:
+    """A line of a file, without spaces: files are small."""
+    return json.dumps(line, separators=(",", ":")) + "\n"
+
+
 def write(into: Path, line: Line) -> None:
     """Append a JSON line."""
     into.parent.mkdir(parents=True, exist_ok=True)
     with open(into, "a") as file:
-        file.write(json.dumps(line) + "\n")
+        file.write(text_of(line))
 
 
 def found(into: Path, key: Line) -> Line | None:
@@ -164,7 +169,7 @@ def replace(into: Path, line: Line, key: Line) -> None:
         fcntl.flock(folder, fcntl.LOCK_EX)
         kept = [old for old in read(into) if not _has(old, key)]
         whole = into.with_suffix(".new")  # a kill leaves the one file or the other
-        whole.write_text("".join(json.dumps(each) + "\n" for each in [*kept, line]))
+        whole.write_text("".join(map(text_of, [*kept, line])))
         whole.replace(into)
     finally:
         os.close(folder)
