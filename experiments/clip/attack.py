@@ -45,8 +45,10 @@ class Opposite(Around):
 
 def norm(result: tw.Result) -> dict[str, Any]:
     """The median norm of a run's replies, over its rounds; and the share of its replies that were shortened."""
-    shortened = sum(line.get("clipped", 0) for line in result.rounds) / sum(line["clients"] for line in result.rounds)
-    return {"norm": statistics.median(line["norms"]["update"][2] for line in result.rounds), "shortened": shortened}
+    shortened = sum(line.get("clipped", 0) for line in result.rounds)
+    replies = sum(line["clients"] - line["lost_replies"] for line in result.rounds)
+    median = statistics.median(line["norms"]["update"][2] for line in result.rounds)
+    return {"norm": median, "shortened": shortened / replies}
 
 
 def main() -> None:
