@@ -117,7 +117,7 @@ def test_as_many_train_at_any_time_as_are_sampled_and_nobody_twice() -> None:
 
 def test_replies_that_never_come_are_not_waited_for() -> None:
     result = train("FedAvg()", 6, buffer=Buffered(10), dropout=0.4)
-    assert all(record["clients"] + record["lost_replies"] == 10 for record in result.rounds)
+    assert all(record["clients"] == 10 for record in result.rounds)
     assert any(record["lost_replies"] for record in result.rounds)
 
 
