@@ -87,6 +87,7 @@ def test_the_matrix_says_what_the_code_says_and_why(capsys: pytest.CaptureFixtur
         "would tell their losses",
         "nothing to begin ahead by",
         "else later",
+        "goes by no client's uplink",
     )
     known = (*known, "Codec such as Half() is expected", "has none", "PerClient is for broadcasts")
     unknown = [
