@@ -112,8 +112,8 @@ def over(program: str, mbit: float, row: str, seed: int, steps: int, alone: bool
 
 
 def measure(o: argparse.Namespace, row: str, mbit: float, steps: int) -> dict[str, Any]:
-    found = over(o.slowlink, mbit, row, o.seed, steps)
-    return found | {"alone": over(o.slowlink, mbit, row, o.seed, steps, alone=True)["time"]}
+    line = over(o.slowlink, mbit, row, o.seed, steps)
+    return line | {"alone": over(o.slowlink, mbit, row, o.seed, steps, alone=True)["time"]}
 
 
 def main() -> None:

@@ -28,13 +28,12 @@ from thinwire.federated.setting import Setting
 
 SEEDS, SHARES = (0, 1, 2), (0.004, 0.002, 0.001)
 INTO = Path(__file__).parent / "results" / "ahead.jsonl"
-RATES = {"Fashion-MNIST": 0.1, "CIFAR-10": 0.05, "EMNIST letters": 0.1, "Shakespeare": 0.1}  # as in curve.jsonl
 
 
 def measure(group: groups.Group, seed: int, into: Path) -> None:
     """Write a line for each budget that has none."""
-    settings = {**group.setting(), "rate": RATES[group.name], "seed": seed}
-    local, began = tw.LocalSGD(RATES[group.name]), time.time()
+    settings = {**group.setting(), "rate": groups.RATES[group.name], "seed": seed}
+    local, began = tw.LocalSGD(groups.RATES[group.name]), time.time()
     missing = [share for share in SHARES if record.found(into, settings | {"share": share}) is None]
     if not missing:
         return

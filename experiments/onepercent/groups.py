@@ -60,6 +60,10 @@ GROUPS = (
 )
 
 
+RATES = {"Fashion-MNIST": 0.1, "CIFAR-10": 0.05, "EMNIST letters": 0.1, "Shakespeare": 0.1}
+"""The learning rate of each set that ``curve.py`` found by FedAvg."""
+
+
 @cache
 def problem(group: Group, seed: int) -> Problem:
     split = None if group.split is None else patient(group.split)

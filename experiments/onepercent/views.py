@@ -35,7 +35,6 @@ from thinwire.federated.simulation import Simulation
 
 SEED, ROUNDS, LATE = 100, 24, 12
 INTO = Path(__file__).parent / "results" / "views.jsonl"
-RATES = {"Fashion-MNIST": 0.1, "CIFAR-10": 0.05, "EMNIST letters": 0.1, "Shakespeare": 0.1}  # as in curve.jsonl
 
 
 def square(x: tw.Params) -> float:
@@ -45,7 +44,7 @@ def square(x: tw.Params) -> float:
 def models(group: groups.Group, link: tw.Link) -> tuple[list[tw.Params], tw.Params]:
     """The server's models after every round, and the mean update of four clients in round 1."""
     problem = groups.problem(group, SEED)
-    method = tw.FedAvg(tw.LocalSGD(RATES[group.name]), up=tw.ErrorFeedback(link))
+    method = tw.FedAvg(tw.LocalSGD(groups.RATES[group.name]), up=tw.ErrorFeedback(link))
 
     def begun(sample: int) -> Simulation:
         setting = Setting(sample=sample, workers=1, seed=SEED, start="known")
@@ -101,7 +100,7 @@ def main() -> None:
     asked = parser.parse_args()
     torch.set_num_threads(1)
     for group in groups.GROUPS:
-        key = {**group.setting(), "rate": RATES[group.name], "seed": SEED, "rounds": ROUNDS}
+        key = {**group.setting(), "rate": groups.RATES[group.name], "seed": SEED, "rounds": ROUNDS}
         line = record.found(asked.into, key)
         if line is None:
             began = time.time()

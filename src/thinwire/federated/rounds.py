@@ -95,9 +95,8 @@ class Rounds(Evaluation):
         self.model_digest = model_digest(slot.module)
         self.digest = run_digest(algorithm, self.model_digest, seed, num_clients, known)
         self.states = ClientStates(self.ends)
-        self.round, self.clock = 0, 0.0
+        self.round, self.clock, self.ledger, self.records = 0, 0.0, Ledger(), list[Record]()
         self.plan: Plan | None = None
-        self.ledger, self.records = Ledger(), list[Record]()
         self.gather()
 
     @property
@@ -281,10 +280,7 @@ class Rounds(Evaluation):
         return server, buffers if self.buffers is not None else None
 
     def finish(self, seconds: float, called: int, lost: int, evaluate: bool) -> Record:
-        """End the round that was published; returns its record. ``seconds`` are those of a simulated clock.
-
-        Of so many clients that were ``called`` so many have no reply that counts: they are ``lost``.
-        """
+        """End the round, after simulated ``seconds``: of ``called`` clients ``lost`` have no reply that counts."""
         self.round, self.clock = self.round + 1, self.clock + seconds
         self.questions.enter(self.ledger, self.round)
         record = self._record(self.losses / self.examples if self.examples else None, called, lost)

@@ -23,6 +23,7 @@ from .letters import private
 
 if TYPE_CHECKING:
     from .secure.run import Secured
+    from .setting import Setting
 
 
 class Draw(NamedTuple):
@@ -122,19 +123,19 @@ def check_cohort(cohort: Any, clients: int, name: str = "cohort") -> list[int]:
     """Clients that a caller gives, in order. Raises ``ValueError``, by the argument's name, for what are none."""
     ordered = sorted(numbers(cohort))
     fits = 0 < len(ordered) == len(set(ordered)) and ordered[0] >= 0 and ordered[-1] < clients
-    require(fits, f"{name}={_listed(cohort)}: it must name one or more of the {clients} clients, each once")
+    require(fits, f"{name}={_as_list(cohort)}: it must name one or more of the {clients} clients, each once")
     return ordered
 
 
-def check_given(cohort: Sequence[int] | None, setting: Any, secured: Secured | None) -> None:
+def check_given(cohort: Sequence[int] | None, setting: Setting, secured: Secured | None) -> None:
     """Raise ``ValueError`` where a round of clients that a caller gives has no meaning, or can make no step."""
     if cohort is None:
         return
     buffer, network, rule = setting.buffer, setting.network, setting.aggregate
     require(buffer is None, f"cohort={cohort}: {buffer!r} calls those who do not train; leave cohort out")
     require(network is None or network.sessions is None, f"cohort={cohort}: {network!r} says who is there")
-    few = rule is not None and len(cohort) < rule.least
-    require(not few, f"cohort={cohort}: aggregate={rule!r} needs {rule and rule.least} replies a round")
+    least = 1 if rule is None else rule.least
+    require(len(cohort) >= least, f"cohort={cohort}: aggregate={rule!r} needs {least} replies a round")
     if secured is not None:
         secured.circle(cohort, Key(0))
 
@@ -147,7 +148,7 @@ def numbers(clients: Any) -> list[int]:
         return []
 
 
-def _listed(clients: Any) -> Any:
+def _as_list(clients: Any) -> Any:
     """Clients as an error shows them: a list, or what is given in place of one."""
     return list(clients) if isinstance(clients, Iterable) else clients
 
@@ -156,7 +157,7 @@ def check_drawn(sampler: Sampler, clients: Any, of: Sequence[int], most: int) ->
     """The clients that a sampler gave, in their order. Raises ``ValueError`` for others than it may give."""
     cohort = sorted(numbers(clients))
     fits = 0 < len(cohort) == len(set(cohort)) <= most and set(cohort) <= set(of)
-    require(fits, f"{sampler!r} gave {_listed(clients)}: 1 to {most} clients of those it was given, each once")
+    require(fits, f"{sampler!r} gave {_as_list(clients)}: 1 to {most} clients of those it was given, each once")
     return cohort
 
 

@@ -36,11 +36,11 @@ class LabelFlip(Attack):
         for one in tasks:
             if not isinstance(one, Supervised) or one.targets.is_floating_point() or one.targets.ndim != 1:
                 raise CombinationError(f"{self!r} changes classes, one an example: these tasks have no such targets")
-            last = max(last, int(one.targets.long().where(_counted(one), -1).max()))
+            last = max(last, int(one.targets.long().where(_is_class(one), -1).max()))
         assert isinstance(task, Supervised)
-        return replace(task, targets=task.targets.where(~_counted(task), last - task.targets))
+        return replace(task, targets=task.targets.where(~_is_class(task), last - task.targets))
 
 
-def _counted(task: Supervised) -> Tensor:
+def _is_class(task: Supervised) -> Tensor:
     """Which targets are classes."""
     return (task.targets != task.ignore_index) & (task.targets >= 0)
