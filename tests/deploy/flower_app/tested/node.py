@@ -43,10 +43,10 @@ class Tested(Node):
         kind = self.kind(round)
         if kind == "unheard":
             raise RuntimeError("the call is lost, and the acknowledgement with it")
-        if self.number == HELD and round == 2:
+        if self.number == HELD and round > 1:
             self.wait("before")
         found = super().answer(data)
-        if self.number == HELD and round == 2:
+        if self.number == HELD and round > 1:
             self.wait("after")
         if kind == "lost":
             raise RuntimeError("the reply is lost")
@@ -64,7 +64,7 @@ class Tested(Node):
         return self.spoil[round - 2].split(",")[LIARS.index(self.number)]
 
     def wait(self, when: str) -> None:
-        """As long as the file is there that says when."""
+        """As long as the file is there that says when: in its second call, for nobody makes that file anew."""
         if self.hold.is_file() and self.hold.read_text() == when:
             self.hold.with_suffix(".held").touch()
             while self.hold.exists():
