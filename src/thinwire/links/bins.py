@@ -45,17 +45,23 @@ class Bins(Codec):
 
     contraction = True
 
-    def bins(self, x: Float32[Tensor, " n"]) -> tuple[Float32[Tensor, " used"], Int16[Tensor, " n"]]:
-        """The mean of each bin that has entries, and the bin of each entry, counted from the middle."""
+    def bins(
+        self, x: Float32[Tensor, " n"]
+    ) -> tuple[Float32[Tensor, " used"], Int16[Tensor, " n"], Float32[Tensor, " n"]]:
+        """The mean of each bin that has entries, and of each entry its bin, from the middle, and that bin's mean.
+
+        The last of these is what the receiver sees.
+        """
         if not x.numel():
-            return x, x.to(torch.int16)
+            return x, x.to(torch.int16), x
         wide = finite(self, x).double()
         centred = wide - wide.mean()
         width = float(centred.square().sum().div(max(1, x.numel() - 1)).sqrt()) * SIGMAS / self.levels
         middle = self.levels // 2
         number = (centred / (width or 1.0) + middle).round_().clamp_(0, self.levels - 1).long()
         sums, counts = torch.bincount(number, wide), torch.bincount(number)
-        return (sums / counts)[counts > 0].float(), (number - middle).to(torch.int16)
+        means = (sums / counts).float()  # NaN where a bin has no entry, which no number names
+        return means[counts > 0], (number - middle).to(torch.int16), means[number]
 
     def pack(self, bins: Int16[Tensor, " n"]) -> Tensor:
         """The bytes of numbers of bins."""
@@ -83,8 +89,11 @@ class Bins(Codec):
         return table[number]
 
     def encode(self, x: Tensor, key: Key) -> Packet:
-        means, bins = self.bins(x.reshape(-1))
-        return [means, self.pack(bins)]
+        return self.coded(x, key)[0]
+
+    def coded(self, x: Tensor, key: Key) -> tuple[Packet, Tensor]:
+        means, bins, seen = self.bins(x.reshape(-1))
+        return [means, self.pack(bins)], seen.view(x.shape)
 
     def decode(self, packet: Packet, shape: Size, key: Key) -> Tensor:
         means, coded = parts(packet, 2, "means and numbers of bins")

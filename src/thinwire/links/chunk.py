@@ -124,10 +124,9 @@ class ChunkTopK(Link):
             kept = flat[positions]
             where = pack_positions(positions, flat.numel(), self._whole)
             if isinstance(self.values, Bins):
-                means, numbers = self.values.bins(kept)
+                means, numbers, decoded = self.values.bins(kept)
                 packet.append([where, means])
                 bins.append(numbers)
-                decoded = self.values.values(means, numbers)
             else:
                 coded, decoded = self.values.coded(kept, key.at(name))
                 packet.append([where, coded])
