@@ -215,14 +215,17 @@ def passes(run: Any) -> float:
     return statistics.median(times) * 1e6
 
 
+TORCH = "import time, torch; print(time.time())"
 PROCESS = """
 import sys; sys.path.insert(0, {folder!r})
-import simulate as benchmark, torch
+import simulate as benchmark, time, torch
 work, make = benchmark.job({name!r}, {tiny})
 run = benchmark.simulation(work, make, {device!r})
 torch.set_num_threads(1)
 with run.pool:
-    for _ in range({rounds}):
+    run.step(evaluate=False)
+    print(time.time())
+    for _ in range({more}):
         run.step(evaluate=False)
 print(benchmark.peak())
 """
@@ -237,12 +240,19 @@ def peak() -> float:
 
 
 def process(name: str, rounds: int, device: str, tiny: bool = False) -> tuple[float, float]:
-    """(seconds, peak MB) of a process that imports, sets up and simulates some rounds."""
+    """(seconds, peak MB) of a process that imports, sets up and simulates: of its first round, and of some rounds."""
     folder = str(Path(__file__).resolve().parent)
-    code = PROCESS.format(folder=folder, name=name, rounds=rounds, device=device, tiny=tiny)
-    began = time.perf_counter()
+    code = PROCESS.format(folder=folder, name=name, more=rounds - 1, device=device, tiny=tiny)
+    seconds, lines = start(code)
+    return seconds, float(lines[-1])
+
+
+def start(code: str) -> tuple[float, list[str]]:
+    """Seconds from the start of a process of Python's to the time that it prints first, and all that it prints."""
+    began = time.time()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return time.perf_counter() - began, float(done.stdout.split()[-1])
+    lines = done.stdout.splitlines()
+    return float(lines[0]) - began, lines
 
 
 def main() -> None:
@@ -261,7 +271,8 @@ def main() -> None:
         seconds, peak = process(name, 2 if name == "J1" else 1, chosen.device, chosen.tiny)
         pairs = chosen.rounds * (3 if name in ("J2", "J4") else 1)
         found = {**measure(name, pairs, chosen.device, chosen.tiny), "peak_mb": round(peak)}
-        found["first_round_seconds"] = round(seconds, 2)  # import, set-up and first round (J1: two) as a process
+        found["first_round_seconds"] = round(seconds, 2)  # import, set-up and first round, as a process
+        found["torch_seconds"] = round(statistics.median(start(TORCH)[0] for _ in range(3)), 2)  # of these
         return found
 
     found = {}
