@@ -38,7 +38,8 @@ from thinwire.config import complete
 from thinwire.ddp import DEF, DEFA, EF, EF21, SAEF, DetachedLoCo, Hook, Method, Muon, PSync, compress
 from thinwire.ddp.average import average, ends
 from thinwire.ddp.blocks import blocks
-from thinwire.ddp.collectives import Traffic, together
+from thinwire.ddp.collectives import SHORT as WHOLE
+from thinwire.ddp.collectives import AllReduce, Group, Traffic, together
 from thinwire.ddp.exchange import Rank, exchange, output, start
 from thinwire.ddp.simulation import one_step, simulate
 from thinwire.ddp.worker import Worker, batches
@@ -1083,9 +1084,27 @@ def two_ranks(found: dict[str, Any]) -> None:
             ]
             found[f"resume {name} {order}"].append(bits(*second.model.state_dict().values()))
             found[f"resume {name} {order}"].append([whole.c.ledger.summary(), second.c.ledger.summary()])
+    means(found)
     script_life(found)
     parameters_of_all_kinds(found)
     refusals(found)
+
+
+def means(found: dict[str, Any]) -> None:
+    """What a group says is the mean, and what torch's own all-reduce does."""
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    for size, dtype in [(1, "float32"), (5003, "float32"), (WHOLE // 4, "float32"), (WHOLE // 4 + 1, "float32")] + [
+        (5003, kind) for kind in ("float64", "float16", "bfloat16")
+    ]:
+        x = torch.randn(size, generator=generator).to(getattr(torch, dtype))
+        x[0] = math.inf if dist.get_rank() else 1.0
+        own, traffic = x.clone(), Traffic()
+        x.div_(2)
+        dist.all_reduce(x)
+        answer = Group(dist.group.WORLD, traffic).answer(AllReduce(own))
+        given = traffic.summary() == {**Traffic().summary(), "reduced": x.nbytes, "bytes": x.nbytes, "calls": 1}
+        same = all(torch.equal(x.view(torch.uint8), mean.view(torch.uint8)) for mean in (own, answer))
+        found.setdefault("means", {})[f"{size} {dtype}"] = [given, same]
 
 
 def script_life(found: dict[str, Any]) -> None:
@@ -1418,6 +1437,13 @@ def test_powersgd_in_several_buckets_runs_a_hundred_steps(both):
     """Four parameters in buckets of at most 200 bytes."""
     assert both[0]["PowerSGD/plain"]["finite"]
     assert both[0]["PowerSGD/plain"]["steps"] == 100
+
+
+@pytest.mark.slow
+def test_the_mean_of_two_ranks_has_the_bits_and_the_bytes_of_an_all_reduce(both):
+    for found in both:
+        assert len(found["means"]) == 7
+        assert all(map(all, found["means"].values())), found["means"]
 
 
 @pytest.mark.slow

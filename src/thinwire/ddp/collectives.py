@@ -23,6 +23,7 @@ from ..errors import NonFinite, OutOfSync, RankLost
 from ..wire import dumps, loads
 
 T = TypeVar("T")
+SHORT = 1 << 20  # bytes of an all-reduce, up to which two ranks exchange them whole
 HEAD = 256  # bytes of a message that come with its length: more would be waited for by those who send little
 
 
@@ -159,11 +160,19 @@ class Group:
         return self.traffic
 
     def mean(self, x: Tensor) -> Tensor:
-        """In place: scaled, then summed, as DistributedDataParallel does it."""
+        """In place: scaled, then summed, as DistributedDataParallel does it.
+
+        Two ranks on CPUs exchange what is short whole. That is as many bytes of each, the same bits, and a round trip
+        less than the two halves of gloo's all-reduce take.
+        """
         x.mul_(1 / self.size)
         self.traffic.reduced += x.nbytes
         self.traffic.calls += 1
         there = self._there(x)
+        if self.size == 2 and there.is_cpu and there.dtype == torch.float32 and there.nbytes <= SHORT:
+            everyone = [torch.empty_like(there) for _ in range(2)]
+            self._wait(dist.all_gather(everyone, there, group=self.group, async_op=self.timeout is not None))
+            return torch.add(*everyone, out=there) if there is x else x.copy_(torch.add(*everyone))
         self._wait(dist.all_reduce(there, group=self.group, async_op=self.timeout is not None))
         return x if there is x else x.copy_(there)
 
