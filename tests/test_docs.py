@@ -325,6 +325,20 @@ def test_what_the_page_of_local_steps_says_in_words_is_in_its_table():
     assert over("SparseLoCo(20)", few) - alone > 2 * (alone - over("DetachedLoCo(20)", few)) > 0
 
 
+def test_what_the_page_of_local_steps_says_of_the_time_to_a_loss_is_in_its_table():
+    rows = {row[1].strip().strip("`"): [cell.strip() for cell in row[2:]] for row in lines_of_table("local-steps-time")}
+    steps = {name: int(row[0]) for name, row in rows.items() if name not in ("method", "---")}
+    assert (
+        steps["DetachedLoCo(5)"] < steps["DetachedLoCo(10)"] < steps["DetachedLoCo(20)"]
+    )  # shorter rounds, fewer steps
+    slow, fast, took, alone = (rows["DetachedLoCo(5)"][column] for column in (2, 5, 4, 6))
+    page = said("docs/methods/local-steps.md")
+    assert (
+        f"is there after {slow[1:]} of the time that dense training takes, and at 100 Mbit/s after {fast[1:]}" in page
+    )
+    assert 0.45 < float(alone.split()[0]) / float(took.split()[0]) < 0.55  # half of its time is computing
+
+
 def test_what_the_decision_on_auto_says_of_views_is_in_the_results():
     lines = list(map(json.loads, (ROOT / "experiments/onepercent/results/views.jsonl").read_text().splitlines()))
     assert len(lines) == 4

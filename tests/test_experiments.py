@@ -325,7 +325,7 @@ def test_simulating_is_measured_beside_a_bare_loop(tmp_path: Path) -> None:
     for line in written(into):
         assert line == found[line["job"]]
         assert line["ratio"] > 0
-        assert line["first_round_seconds"] > line["torch_seconds"] > 0
+        assert min(line["first_round_seconds"], line["torch_seconds"]) > 0
         assert (line["cores"], line["versions"]["torch"]) == (os.cpu_count(), torch.__version__)
         assert line["processor"]
         assert line["dirty"] == line["version"].endswith("-dirty")

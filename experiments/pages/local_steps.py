@@ -88,6 +88,27 @@ def local_steps_farther() -> list[str]:
     return markdown(["method", *by_column], rows, (0,))
 
 
+TIME = "experiments/local_steps/results/time_to_loss.jsonl"
+
+
+@table
+def local_steps_time() -> list[str]:
+    """Seconds over slow links to the loss that dense training has after 150 steps."""
+    results = read(TIME, "python experiments/local_steps/time_to_loss.py --slowlink PROGRAM")
+    by_row = dict[str, dict[int, Line]]()
+    for line in results.all(part="time"):
+        by_row.setdefault(line["row"], {})[line["mbit"]] = line
+    rates, rows = sorted(by_row["dense"]), []
+    for row, lines in by_row.items():
+        cells = [str(lines[rates[0]]["steps"])]
+        for rate in rates:
+            line, dense = lines[rate], by_row["dense"][rate]
+            cells += [f"{line['time']:.1f} s", f"{line['time'] / dense['time']:.3f}", f"{line['alone']:.1f} s"]
+        rows.append([f"`{row}`" if "(" in row else row, *cells, f"{lines[rates[0]]['bytes']:,}"])
+    head = [cell for rate in rates for cell in (f"{rate} Mbit/s", "of dense", "of it without messages")]
+    return markdown(["method", "steps", *head, "bytes a rank gives"], rows, (0,))
+
+
 def published(layout: Layout) -> tuple[int, float]:
     """The entries that SparseLoCo keeps of a model, and its message in bytes as the paper counts.
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache
 
 import torch
 from jaxtyping import Bool, Int
@@ -196,7 +195,6 @@ class RandK(Drawn):
         return flat.view(shape)
 
 
-@lru_cache(1 << 12)
 def count_of(share: float | Fraction, n: int) -> int:
     """How many of ``n`` entries a share is, rounded up: at least one if there is one.
 
