@@ -325,6 +325,21 @@ def test_what_the_page_of_local_steps_says_in_words_is_in_its_table():
     assert over("SparseLoCo(20)", few) - alone > 2 * (alone - over("DetachedLoCo(20)", few)) > 0
 
 
+def test_what_the_page_of_local_steps_says_of_the_first_steps_is_in_the_results():
+    lines = [line for line in written("experiments/local_steps/results/shakespeare.jsonl") if line["width"] == 128]
+    lines = [line for line in lines if (line["ranks"], line["steps"], line["lr"]) == (2, 600, 0.004)]
+    rows = "DetachedLoCo(20)", "DEF(TransformCoding(3340), steps=20)"
+    own, other = ({line["seed"]: dict(line["curve"]) for line in lines if line["row"] == row} for row in rows)
+    assert own.keys() == other.keys() == {0, 1, 2}
+    behind = {step: [own[seed][step] - other[seed][step] for seed in own] for step in range(100, 700, 100)}
+    first, second = (f"{min(behind[step]):.2f} to {max(behind[step]):.2f}".replace("0.", ".") for step in (100, 200))
+    told = (
+        f"`DetachedLoCo(20)` is {first} behind `{rows[1]}` after 100, {second} after 200, and ahead of it from 300 on"
+    )
+    assert told in said("docs/methods/local-steps.md")
+    assert max(max(behind[step]) for step in range(300, 700, 100)) < 0
+
+
 def test_what_the_page_of_local_steps_says_of_the_time_to_a_loss_is_in_its_table():
     rows = {row[1].strip().strip("`"): [cell.strip() for cell in row[2:]] for row in lines_of_table("local-steps-time")}
     steps = {name: int(row[0]) for name, row in rows.items() if name not in ("method", "---")}
