@@ -37,7 +37,8 @@ PositiveInt = Annotated[int, POSITIVE]
 CountOrNone = Annotated[int, Range(lambda x: x >= 1, "must be at least 1, or None")] | None
 Natural = Annotated[int, at_least(0)]
 AboveZero = Annotated[float, Range(lambda x: x > 0, "must be positive")]  # infinity too
-Mbit = Annotated[float, Range(lambda x: 0 < x < math.inf, "a rate must be positive and finite")]  # of a link, in Mbit/s
+SLOWEST = 1e-6  # Mbit/s: a bit a second, so that clocks are finite
+Mbit = Annotated[float, Range(lambda x: SLOWEST <= x < math.inf, f"a rate must be finite, and at least {SLOWEST}")]
 Rate = Annotated[float, Range(lambda x: 0 < x < math.inf, "must be positive and finite")]
 Positive = Annotated[float, POSITIVE]
 NonNegative = Annotated[float, Range(lambda x: 0 <= x < math.inf, "must not be negative")]

@@ -272,7 +272,7 @@ def broken(clients):
         (["FedAvg()", "--seeds", "0,x"], "--seeds 0,x: numbers separated by commas, such as 0,1,2"),
         (["FedAvg()", "--dropout", "1.5"], "--dropout 1.5: it is a probability below 1"),
         (["FedAvg()", "--workers", "0"], "--workers 0: it must be at least 1"),
-        (["FedAvg()", "--network", "Network(mbit=0)"], "a rate in Mbit/s must be positive and finite"),
+        (["FedAvg()", "--network", "Network(mbit=0)"], "a rate in Mbit/s must be finite, and at least 1e-06"),
         (["FedAvg()", "--privacy", "Privacy(1, noise=1)"], "a client's share has no bound"),
         (["FedAvg()", "--task", "nowhere:make"], "there is no module nowhere"),
         (["FedAvg()", "--task", "json:make"], "json has no function make"),

@@ -142,9 +142,9 @@ def test_the_first_at_the_target_is_proposed_else_the_fastest_of_the_best() -> N
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("--mbit 0", "error: --mbit 0.0: a rate must be positive and finite"),
-        ("--mbit inf", "error: --mbit inf: a rate must be positive and finite"),
-        ("--mbit-up -1", "error: --mbit-up -1.0: a rate must be positive and finite"),
+        ("--mbit 0", "error: --mbit 0.0: a rate must be finite, and at least 1e-06"),
+        ("--mbit inf", "error: --mbit inf: a rate must be finite, and at least 1e-06"),
+        ("--mbit-up -1", "error: --mbit-up -1.0: a rate must be finite, and at least 1e-06"),
         ("--target 2", "error: --target 2.0: an accuracy above 0 and at most 1"),
         ("--rehearse 0", "error: --rehearse 0: it must be at least 1 round"),
         ("--budget 3", "--budget 3.0: it is a share of FedAvg's bytes, above 0 and at most 1"),

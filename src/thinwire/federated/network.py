@@ -13,9 +13,11 @@ import torch
 from ..config import Config
 from ..errors import require
 from ..key import Key
-from ..ranges import Range
+from ..ranges import SLOWEST, Range
 from .devices import read_devices, replay
 from .sessions import Availability
+
+LONGEST = 1e9  # seconds
 
 
 @dataclass(frozen=True)
@@ -49,14 +51,14 @@ class Network(Config):
         for name, rates in (("mbit", self.mbit), ("down", self.mbit if self.down is None else self.down)):
             every = rates if isinstance(rates, tuple) else (rates,)
             require(
-                len(every) > 0 and all(0 < rate < math.inf for rate in every),  # NaN is neither
-                f"Network({name}={rates}): a rate in Mbit/s must be positive and finite",
+                len(every) > 0 and all(SLOWEST <= rate < math.inf for rate in every),  # NaN is neither
+                f"Network({name}={rates}): a rate in Mbit/s must be finite, and at least {SLOWEST}",
             )
         for name, seconds in (("latency", self.latency), ("step", self.step)):
             each = seconds if isinstance(seconds, tuple) else (seconds,)
             require(
-                len(each) > 0 and all(0 <= one < math.inf for one in each),
-                f"Network({name}={seconds}): seconds must be finite and not negative",
+                len(each) > 0 and all(0 <= one <= LONGEST for one in each),
+                f"Network({name}={seconds}): seconds must be from 0 to {LONGEST:.0e}, so that clocks are finite",
             )
 
     @classmethod
