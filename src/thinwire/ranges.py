@@ -38,6 +38,9 @@ CountOrNone = Annotated[int, Range(lambda x: x >= 1, "must be at least 1, or Non
 Natural = Annotated[int, at_least(0)]
 AboveZero = Annotated[float, Range(lambda x: x > 0, "must be positive")]  # infinity too
 SLOWEST = 1e-6  # Mbit/s: a bit a second, so that clocks are finite
+LONGEST = 1e9  # seconds
+Latency = Annotated[float, Range(lambda x: 0 <= x <= LONGEST, f"must be from 0 to {LONGEST:.0e} seconds")]
+LinkRate = Annotated[float, Range(lambda x: x >= SLOWEST, f"must be at least {SLOWEST}, a bit a second")]  # or infinite
 Mbit = Annotated[float, Range(lambda x: SLOWEST <= x < math.inf, f"a rate must be finite, and at least {SLOWEST}")]
 Rate = Annotated[float, Range(lambda x: 0 < x < math.inf, "must be positive and finite")]
 Positive = Annotated[float, POSITIVE]

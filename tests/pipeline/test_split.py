@@ -77,7 +77,7 @@ def test_a_measured_model_is_cut_for_its_links():
     assert [len(part) for part in split(make(), 2, sample=sample)] == [3, 3]
     assert [len(part) for part in split(make(), 2, sample=sample, mbit=1000)] == [3, 3]
     assert [len(part) for part in split(make(), 2, sample=sample, mbit=1)] == [2, 4]
-    with pytest.raises(ValueError, match=r"split\(mbit=0\): Mbit/s of a link, above 0"):
+    with pytest.raises(ValueError, match=r"split\(mbit=0\): Mbit/s of a link, at least 1e-06"):
         split(make(), 2, sample=sample, mbit=0)
     with pytest.raises(ValueError, match=r"split\(mbit=1\): bytes are measured with a sample; leave it out beside"):
         split(make(), 2, costs=[1.0] * 6, mbit=1)

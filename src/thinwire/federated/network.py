@@ -13,11 +13,9 @@ import torch
 from ..config import Config
 from ..errors import require
 from ..key import Key
-from ..ranges import SLOWEST, Range
+from ..ranges import LONGEST, SLOWEST, Range
 from .devices import read_devices, replay
 from .sessions import Availability
-
-LONGEST = 1e9  # seconds
 
 
 @dataclass(frozen=True)

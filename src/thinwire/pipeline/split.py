@@ -13,6 +13,7 @@ from torch import nn
 
 from ..ddp.collectives import Group, Traffic, gather
 from ..errors import OutOfSync, RankLost, require
+from ..ranges import SLOWEST
 from ..train.given import refuse_shared_memory
 from ..wire import dumps, loads
 from .base import Schedule
@@ -67,7 +68,7 @@ def split(
     rank has raised, or is missing.
     """
     require(timeout > 0, f"split(timeout={timeout}): seconds, above 0")
-    require(mbit is None or mbit > 0, f"split(mbit={mbit}): Mbit/s of a link, above 0")
+    require(mbit is None or mbit >= SLOWEST, f"split(mbit={mbit}): Mbit/s of a link, at least {SLOWEST}")
     require(
         mbit is None or (costs is None and at is None),
         f"split(mbit={mbit}): bytes are measured with a sample; leave it out beside costs= or at=",

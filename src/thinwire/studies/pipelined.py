@@ -32,7 +32,7 @@ from ..pipeline.plan import cut_into, measure
 from ..pipeline.schedule import SCHEDULES, Schedule
 from ..pipeline.split import places
 from ..problem import Problem
-from ..ranges import AboveZero, Count, Decay
+from ..ranges import AboveZero, Count, Decay, Latency, LinkRate
 from ..run.ranks import device_of_rank, rank, share, size
 from ..train.muon import Muon
 from ..train.slot import make_module
@@ -148,10 +148,10 @@ class Pipelined(StepStudy):
     parts: Count = option_field(3, "Parts that the model is cut into.")
     optimizer: str = option_field("SGD", f"{', '.join(OPTIMIZERS)}.")
     clip: AboveZero | None = option_field(None, "The largest norm of a part's gradient; larger ones are scaled down.")
-    mbit: AboveZero = option_field(
+    mbit: LinkRate = option_field(
         100.0, "Rate of a link between parts, Mbit/s each way: for simulated seconds and the cut."
     )
-    latency: float = option_field(0.01, "Seconds that a message takes besides, one way.")
+    latency: Latency = option_field(0.01, "Seconds that a message takes besides, one way.")
     autocast: str | None = option_field(None, "bfloat16: compute in it, with 32-bit parameters.")
     record: Literal["staleness"] | None = option_field(
         None, "What records have besides: staleness (how far parts move while a batch is on its way)."
@@ -169,7 +169,6 @@ class Pipelined(StepStudy):
         require(known, f"--optimizer {self.optimizer}{near}: it is one of {', '.join(OPTIMIZERS)}")
         known = self.autocast in (None, "bfloat16")
         require(known, f"--autocast {self.autocast}: bfloat16, or leave it out (float16 needs a loss that is scaled)")
-        require(self.latency >= 0, f"--latency {self.latency}: seconds, not negative")
         for name, values in (("rates", self.rates), ("forward", self.forward), ("backward", self.backward)):
             shown = ",".join(f"{value:g}" for value in values)
             fits = len(values) in (0, parts) and all(0 <= value < math.inf for value in values)

@@ -24,7 +24,7 @@ from ..pipeline.rates import largest_error, momentum_rate, sgd_rate
 from ..pipeline.schedule import Schedule
 from ..pipeline.split import places
 from ..problem import standard
-from ..ranges import AboveZero, Count, check_ranges, of_option
+from ..ranges import Count, Latency, LinkRate, check_ranges, of_option
 from ..train.device import unusable, usable
 from ..train.slot import make_module
 from .cells import draw
@@ -63,8 +63,8 @@ class PipelinePlan:
     model: str
     parts: Count
     batch: Count
-    mbit: AboveZero
-    latency: float
+    mbit: LinkRate
+    latency: Latency
     cut: tuple[int, ...]
     profile: Profile
     ahead: tuple[int, ...]  # bytes of a batch's activations at each boundary, as they are
@@ -111,8 +111,7 @@ def plan(
     and the least DSP that hides the links, of each kind of links that a schedule has. Raises ``ValueError`` for what
     cannot be.
     """
-    check_ranges(PipelinePlan, {"parts": parts, "batch": batch, "mbit": mbit}, of_option)
-    require(latency >= 0, f"--latency {latency}: seconds, not negative")
+    check_ranges(PipelinePlan, {"parts": parts, "batch": batch, "mbit": mbit, "latency": latency}, of_option)
     require(micro > 0, f"--micro {micro}: it must be at least 1")
     require(batch % micro == 0, f"--micro {micro}: a batch of {batch} is not so many micro-batches of equal size")
     require(len(cut) in (0, parts - 1), f"--cut {','.join(map(str, cut))}: {parts} parts begin at {parts - 1} places")
