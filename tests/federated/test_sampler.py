@@ -16,9 +16,12 @@ from torch import nn
 import thinwire as tw
 from blobs import assert_same_model, blobs, mlp, normed
 from test_federation import method
-from thinwire import Draw, PowerOfChoice, Sampler
+from thinwire import Draw, FedAvg, PowerOfChoice, Sampler
+from thinwire.deploy.client import Node
+from thinwire.deploy.server import Deployment
 from thinwire.errors import CombinationError
 from thinwire.federated.sampler import check_cohort, check_cohorts
+from thinwire.run.folder import Folder
 
 pytest.importorskip("flwr")
 
@@ -200,6 +203,39 @@ def test_a_server_that_is_killed_between_questions_and_answers_goes_on(word: str
     result = serve(grid, "FedAvg(up=EF21(TopK(0.2)))", out=tmp_path / "run", **options)
     whole = serve(post("FedAvg(up=EF21(TopK(0.2)))", tmp_path / "other"), "FedAvg(up=EF21(TopK(0.2)))", **options)
     assert torch.equal(result.params.flat, whole.params.flat)
+
+
+def test_an_answer_that_comes_while_clients_say_their_losses_takes_nobodys_place(tmp_path: Path) -> None:
+    def deployment() -> Deployment:
+        run = Deployment(FedAvg(), mlp, 3, sample=1, sampler=PowerOfChoice(3), states=tmp_path / "run/states")
+        run.open(Folder(tmp_path / "run"), resume=True)
+        run.save(Folder(tmp_path / "run"))
+        return run
+
+    nodes = [Node(FedAvg(), mlp, task, tmp_path / str(number)) for number, task in enumerate(blobs()[:3])]
+    server = deployment()
+    for client, question in server.begin([0, 1]).items():
+        server.hear_loss(client, nodes[client].answer(question))
+    ((first, word),) = server.proceed().items()
+    early = nodes[first].answer(word)
+    assert server.accept(first, early)
+
+    server = deployment()  # it was killed before the round's end, and the client sends its answer again
+    questions = server.begin()
+    assert not server.accept(first, early)
+    losses = {client: nodes[client].answer(question) for client, question in questions.items()}
+    for client, said in losses.items():
+        server.hear_loss(client, said)
+    assert server.full
+    calls = server.proceed()
+    for client, said in losses.items():
+        server.hear_loss(client, said)  # again: it is too late to be of use, and no fault of the client's
+    for client, word in calls.items():
+        assert server.accept(client, nodes[client].answer(word))
+    record = server.end()
+    assert (record["clients"], record["lost_replies"], record["dropped_replies"]) == (1, 0, 1)
+    assert record["refused_replies"] == 0
+    assert server.states.get(first).version == int(first in calls)
 
 
 def test_who_does_not_say_its_loss_does_not_take_part(tmp_path: Path, caplog: Any) -> None:

@@ -81,7 +81,7 @@ class Deployment(Asking):
         setting: Setting = Setting(),
         *,
         test: Any = None,
-        states: Path | None = None,
+        states: str | Path | None = None,
         **fields: Any,
     ) -> None:
         check_runnable(algorithm)
@@ -103,7 +103,8 @@ class Deployment(Asking):
         self.secret = secrets.token_hex(32)  # clients are told the seed
         self.unanswered = ClientStates(self._sent_ends)  # what `pending` was at the end of the round of a call
         if states is not None:
-            self.states, self.unanswered = Disk(self.ends, states), Disk(self._sent_ends, states / "unanswered")
+            kept = Path(states)
+            self.states, self.unanswered = Disk(self.ends, kept), Disk(self._sent_ends, kept / "unanswered")
         self.pool = Pool(slot, 1, Work(algorithm, self.up, (), self.stream.view, self.ends().own))
         self.incarnation = secrets.randbits(61) | 1 << 61
         self.names: list[str] = []  # of the clients, where they have some
@@ -209,6 +210,8 @@ class Deployment(Asking):
             if (late and not (self.late and answer.held)) or self.asking:
                 self._land(client)
                 return self._drop(client, data, answer, "it is too late to be of use")
+            if self.asks_losses and not late:
+                return self._drop(client, data, answer, "those who take part are not chosen yet")
             if not answer.held:
                 check(sent.base > 0, "an answer of a client that was opened anew")
                 self.enter_answer(client, b"", len(data), used=False)
