@@ -161,6 +161,36 @@ def test_a_reply_that_is_given_twice_is_refused() -> None:
         tw.server_round(FedAvg(), server, [reply, reply])
 
 
+def test_a_reply_to_another_round_is_refused() -> None:
+    method = tw.parse("FedAvg(up=LBGM(ErrorFeedback(TopK(0.3)), threshold=0.9))")
+    server, client = tw.start(method, mlp, blobs())
+    old, state = tw.client_round(method, server.view, client, blobs()[0], 0)
+    after = tw.server_round(method, server, [old])
+    with pytest.raises(ValueError, match="client 0: its reply is of round 1, and this is round 2"):
+        tw.server_round(method, after, [old])
+    new, _ = tw.client_round(method, after.view, state, blobs()[0], 0)
+    with pytest.raises(ValueError, match="client 0: its reply is of round 2, and this is round 1"):
+        tw.server_round(method, server, [new])
+
+
+@pytest.mark.parametrize("examples", [0, -10, float("nan"), float("inf")])
+def test_a_reply_of_no_number_of_examples_is_refused(examples: float) -> None:
+    server, client = tw.start(FedAvg(), mlp, blobs())
+    honest, false = (tw.client_round(FedAvg(), server.view, client, blobs()[n], n)[0] for n in (0, 1))
+    with pytest.raises(ValueError, match=f"client 1: its reply is of {examples} examples, and there are one or more"):
+        tw.server_round(FedAvg(), server, [honest, false._replace(examples=examples)])
+
+
+@pytest.mark.parametrize("number", [-1, len(blobs()), "0"])
+def test_a_client_that_there_is_not_has_no_round_by_hand(number: Any) -> None:
+    server, client = tw.start(FedAvg(), mlp, blobs())
+    with pytest.raises(ValueError, match=f"client={number}: the clients are 0 to {len(blobs()) - 1}"):
+        tw.client_round(FedAvg(), server.view, client, blobs()[0], number)
+    reply, _ = tw.client_round(FedAvg(), server.view, client, blobs()[0], 0)
+    with pytest.raises(ValueError, match=f"client={number}: the clients are 0 to {len(blobs()) - 1}"):
+        tw.server_round(FedAvg(), server, [reply._replace(client=number)])
+
+
 def test_a_server_that_diverges_says_so() -> None:
     server, client = tw.start(FedAvg(), mlp, blobs())
     reply, _ = tw.client_round(FedAvg(), server.view, client, blobs()[0], 0)

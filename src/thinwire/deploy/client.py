@@ -215,7 +215,8 @@ class Node:
     def answer(self, data: bytes) -> bytes:
         """The reply to a call, or to a question: for its loss, or of a secure sum.
 
-        Raises ``WireError`` for bytes that are none of these, :class:`RunError` for another run's.
+        Raises ``WireError`` for bytes that are none of these, :class:`RunError` for another run's, and of a secure sum
+        another ``ThinwireError`` where too few neighbours are left to hide among: then there is nothing to answer.
         """
         began, question, loss = time.perf_counter(), read_question(data), data.startswith(QUESTION)
         other = "another process that answers for this client: a client is one process, and has a folder of its own"

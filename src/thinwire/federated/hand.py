@@ -21,6 +21,7 @@ Where replies are added in secret (``FedAvg(up=SecureSum(...), weights="uniform"
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -61,6 +62,10 @@ class Setup(NamedTuple):
     apart: bool  # whether each client is sent broadcasts of its own
     digest: str  # of the run
     clients: int
+
+    def check_client(self, client: int) -> None:
+        """Raise ``ValueError`` for a number that is none of the run's clients."""
+        require(client in range(self.clients), f"client={client}: the clients are 0 to {self.clients - 1}")
 
     def stream(self, algorithm: Algorithm, key: Key) -> Stream:
         """The downlink before any broadcast."""
@@ -122,6 +127,7 @@ class ClientReply(NamedTuple):
     mbit: float | None = None  # the client's uplink, as given
     alone: bytes = b""  # what this client alone was sent, beside the broadcast or in its place, without a header
     keys: bytes = b""  # the public keys of its client in this round, where replies are added in secret
+    round: int = 0  # from 1: whose broadcast it was made from
 
 
 class ServerState(NamedTuple):
@@ -194,9 +200,11 @@ def client_round(
     ``view`` is the server's, ``task`` the client's (a :class:`Task`, a Dataset, or a pair of tensors), and ``client``
     its number, which seeds its draws. Batches are drawn as :func:`simulate` draws them, or those of the task's
     ``order``. ``train`` answers the method's requests in place of training, as in :func:`simulate`. ``mbit`` is the
-    client's uplink in Mbit/s, for links that go by it. Raises :class:`NonFinite` where training diverges, and
-    :class:`~thinwire.errors.CombinationError` where replies are added in secret and no keys were exchanged.
+    client's uplink in Mbit/s, for links that go by it. Raises ``ValueError`` for a number that is none of the run's
+    clients, :class:`NonFinite` where training diverges, and :class:`~thinwire.errors.CombinationError` where replies
+    are added in secret and no keys were exchanged.
     """
+    view.setup.check_client(client)
     slot, secret = view.setup.slot, _secret(algorithm, view, [client])
     task = as_task(task, f"client {client}", slot.layout.dtype)
     require(len(task) > 0, f"client {client} has no examples")
@@ -218,7 +226,7 @@ def client_round(
     sent = b"" if own is None else b"".join(message.blob for message in own[0].messages)
     sent += b"" if letter is None else letter.blob
     blob, keys = (reply.blob, b"") if secret is None else (secret.hide(client, reply.blob), secret.keys(client))
-    return ClientReply(client, message, buffers, blob, *about, mbit, sent, keys), reply.next
+    return ClientReply(client, message, buffers, blob, *about, mbit, sent, keys, view.round), reply.next
 
 
 @one_thread()
@@ -234,13 +242,19 @@ def server_round(
     ``aggregate`` is the rule by which replies become one, as in :func:`simulate`; None: the weighted mean. What it has
     to remember, and whose replies were ``far`` off, is in the state that is returned. Without replies, or with fewer
     than a rule or a secure sum needs, the server's state stays as it is, ``mean`` is None, and a round goes by. Raises
-    ``ValueError`` for two replies of one client, :class:`~thinwire.errors.CombinationError` for a rule that means
-    nothing for the method, or without the keys of a secure sum, ``WireError`` for a reply that is none of this round's
-    form, and :class:`NonFinite`.
+    ``ValueError`` for two replies of one client, and for one of another round, of nobody in the run or of no examples,
+    :class:`~thinwire.errors.CombinationError` for a rule that means nothing for the method, or without the keys of a
+    secure sum, ``WireError`` for a reply that is none of this round's form, and :class:`NonFinite`.
     """
     setup, key = server.view.setup, Key(server.view.seed, server.round)
     up, _ = setup.forms(algorithm)
-    replied = sorted(replies, key=lambda reply: reply.client)
+    replied = list(replies)
+    for reply in replied:
+        setup.check_client(reply.client)
+        of = f"client {reply.client}: its reply is of"
+        require(reply.round == server.round, f"{of} round {reply.round}, and this is round {server.round}")
+        require(0 < reply.examples < math.inf, f"{of} {reply.examples} examples, and there are one or more")
+    replied.sort(key=lambda reply: reply.client)
     require(
         len({reply.client for reply in replied}) == len(replied), "a client has two replies: give each client's once"
     )

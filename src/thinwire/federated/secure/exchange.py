@@ -40,7 +40,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from ...errors import check
+from ...errors import ThinwireError, check
 from ...key import Key
 from ...links.base import octets, row
 from ...wire import dumps, loads
@@ -51,7 +51,7 @@ SEALED = 2 * LENGTH + 16  # bytes of two shares, sealed
 ALL_UP_TO = 33  # clients of a round, all of whom are neighbours
 
 
-class TooFew(Exception):
+class TooFew(ThinwireError):
     """Fewer neighbours than the threshold are left: the sum cannot be had, and nobody learns anything."""
 
 
