@@ -45,10 +45,15 @@ def muster(store: dist.Store, group: int, number: int, new: bool, expected: int 
     return [int(member) for member in store.get(f"{group}/members").decode().split()]
 
 
-def wait_for_group(store: dist.Store) -> int:
-    """A newcomer takes a ticket, and waits for the group that it is let into."""
+def wait_for_group(store: dist.Store, leaving: list[bool]) -> int:
+    """A newcomer takes a ticket, and waits for the group that it is let into, or until it is asked to end."""
     ticket = store.add("waiting", 1)
     store.set(f"waiting/{ticket}", "")
+    print(f"waiting to be let in by a training that goes on (ticket {ticket})", flush=True)
+    while not store.check([f"open/{ticket}"]):
+        if leaving:
+            raise SystemExit("it was asked to end before it was let in")
+        time.sleep(0.05)
     return int(store.get(f"open/{ticket}"))
 
 
@@ -69,8 +74,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10_000)
     parser.add_argument("--patience", type=float, default=10.0, help="seconds to wait for others after a loss")
     o = parser.parse_args()
+    if o.steps < 1:
+        parser.error(f"--steps {o.steps}: one or more")
 
-    leaving = []
+    leaving = list[bool]()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: leaving.append(True))
     store = dist.FileStore(o.store, -1)
@@ -80,11 +87,12 @@ def main() -> None:
     module = nn.Sequential(nn.Linear(inputs.shape[1], 64), nn.ReLU(), nn.Linear(64, 10))
     optimizer = torch.optim.AdamW(module.parameters(), lr=0.002)
     draw = torch.Generator().manual_seed(o.number)  # every process has batches of its own
+    loss = torch.tensor(float("nan"))  # of one that is let in at the end
     c, group, expected = None, 0, o.ranks  # the last: None where nobody knows how many will be left
 
     while True:
         if o.join:  # and whoever came too late for the others
-            group, c, expected = wait_for_group(store), None, None
+            group, c, expected = wait_for_group(store, leaving), None, None
         members = muster(store, group, o.number, c is None, expected, o.patience)
         o.join = o.number not in members
         if o.join:

@@ -662,3 +662,19 @@ def test_a_message_that_another_rank_has_had_is_not_owed_though_its_sender_does_
         team.run(8)
         assert [one[2] for one in steps] == [worker.rank.e.tolist() for worker in team.workers]
         assert steps[0][3] == steps[1][3] == team.workers[0].rank.x.tolist()
+
+
+@pytest.mark.slow
+def test_a_process_of_the_example_that_nobody_lets_in_ends_when_it_is_asked(tmp_path):
+    with Process(example, "--store", str(tmp_path / "store"), "--number", "5", "--join") as alone:
+        alone.until(lambda: "waiting to be let in by a training that goes on (ticket 1)" in alone.stdout)
+        alone.send_signal(signal.SIGTERM)
+        assert alone.wait() == 1
+        assert "it was asked to end before it was let in" in alone.stderr
+
+
+def test_the_example_refuses_a_training_without_steps(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    with pytest.raises(SystemExit, match="2"):
+        example("--store", "nowhere", "--number", "0", "--steps", "0")
+    assert "--steps 0: one or more" in capsys.readouterr().err

@@ -615,6 +615,11 @@ def test_the_report_of_the_demo_has_every_part(demo: Path) -> None:
     assert {found["methods"][e["method"]]["label"] for e in found["unsent"]} == {"LUAR(FedAvg(), recycle=1)"}
 
 
+def test_report_refuses_a_port_where_nothing_is_served(tmp_path: Path) -> None:
+    done = called("report", two_methods(tmp_path), "--port", "8000")
+    assert "--port 8000 is that of --serve, which was not given" in str(done.exception)
+
+
 @pytest.mark.parametrize(("words", "said"), [(["--out", "x.html"], "--out x.html"), (["--json"], "--json")])
 def test_report_refuses_what_is_not_used_with_a_page_that_is_served(
     words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -10,6 +10,8 @@ import typer
 from .app import app
 from .options import Folders, Json, print_json
 
+PORT = 8642
+
 
 @app.command()
 def report(
@@ -21,11 +23,15 @@ def report(
     serve: Annotated[
         bool, typer.Option("--serve", help="Instead of a file: a page for this machine that follows a run.")
     ] = False,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Of --serve; 0 is any free one.")] = 8642,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help=f"Of --serve, {PORT} by default; 0 is any free one.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """One page of HTML that needs no network: the table, curves, bytes, clients and complete expressions."""
     if not serve:
+        if port is not None:
+            raise ValueError(f"--port {port} is that of --serve, which was not given: leave it out, or add --serve")
         from ..report import html
 
         file = html.write(folders, out or folders[0])
@@ -38,6 +44,6 @@ def report(
         raise ValueError("--json is not used with --serve, which ends with Ctrl-C: leave one of the two out")
     from ..report.serve import HERE, server
 
-    with server(folders, port) as made:
+    with server(folders, PORT if port is None else port) as made:
         typer.echo(f"http://{HERE}:{made.server_port} (Ctrl-C ends it)")
         made.serve_forever()
