@@ -38,7 +38,7 @@ def simulate() -> list[str]:
         torch = "" if "torch_seconds" not in line else f"{line['torch_seconds']:.1f} s"
         first, memory = f"{line['first_round_seconds']:.1f} s", f"{line['peak_mb']:,} MB"
         rows.append([where(line), line["job"], *times, f"{line['ratio']:.2f}", first, torch, memory])
-    times = ["bare loop", "thinwire", "ratio", "first round", "of it torch's import"]
+    times = ["bare loop", "thinwire", "ratio", "first round", "torch's import"]
     head = ["processor", "`benchmarks/simulate.py`", *times, "memory"]
     return markdown(head, rows, (0, 1))
 
