@@ -294,6 +294,29 @@ def test_the_figures_of_the_readme_and_of_the_page_of_all_that_was_measured_are_
     assert f"after 12,000 by {dense.split()[0]} % to {ours.split()[0]} %." in overview
 
 
+def test_what_is_said_of_adapters_is_in_their_table():
+    cells = [[cell.strip() for cell in row[1:-1]] for row in lines_of_table("adapters")]
+    rows = {tuple(row[:2]): row[3:] for row in cells}
+    page = said("docs/measured/index.md")
+    for name in ("AG News", "SST-2"):
+        dense, thin = rows[name, "FedAvg"], rows[name, "Auto(0.01)"]
+        assert dense[0] == thin[0] == "3"  # seeds
+        if name == "SST-2":
+            assert f"On SST-2 they end at {dense[1]} and {thin[1]} (three seeds each)" in page
+            continue
+        assert f"on AG News `FedAvg()` ends at {dense[1]} with {dense[2]} MB up and {dense[3]} MB down" in page
+        assert f"`Auto(0.01)` at {thin[1]} with {thin[2]} MB up and {thin[3]} MB down" in page
+    dense, thin = (rows["PersonaChat", row] for row in ("FedAvg", "Auto(0.01)"))
+    assert dense[0] == thin[0] == "1"
+    assert f"after 10 rounds is {dense[1].split()[1]} and {thin[1].split()[1]} (one seed)" in page
+
+
+def test_every_measured_page_is_in_the_list_of_what_was_measured():
+    page = (ROOT / "docs/measured/index.md").read_text()
+    there = {path.name for path in (ROOT / "docs/measured").glob("*.md")} - {"index.md"}
+    assert {name for name in there if f"]({name})" not in page} == set()
+
+
 def test_what_the_page_of_local_steps_says_in_words_is_in_its_table():
     assert "`LocalSGD(20)`, which sends 230 times as much" in said("docs/methods/local-steps.md")
     rows = {row[1].strip().strip("`"): row[2:] for row in lines_of_table("local-steps")[2:]}
