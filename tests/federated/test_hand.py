@@ -181,7 +181,7 @@ def test_a_reply_of_no_number_of_examples_is_refused(examples: float) -> None:
         tw.server_round(FedAvg(), server, [honest, false._replace(examples=examples)])
 
 
-@pytest.mark.parametrize("number", [-1, len(blobs()), "0"])
+@pytest.mark.parametrize("number", [-1, len(blobs()), "0", 1.0])
 def test_a_client_that_there_is_not_has_no_round_by_hand(number: Any) -> None:
     server, client = tw.start(FedAvg(), mlp, blobs())
     with pytest.raises(ValueError, match=f"client={number}: the clients are 0 to {len(blobs()) - 1}"):

@@ -19,7 +19,8 @@ from test_federation import method
 from thinwire import Draw, FedAvg, PowerOfChoice, Sampler
 from thinwire.deploy.client import Node
 from thinwire.deploy.server import Deployment
-from thinwire.errors import CombinationError
+from thinwire.errors import CombinationError, WireError
+from thinwire.federated.question import LOSS
 from thinwire.federated.sampler import check_cohort, check_cohorts
 from thinwire.run.folder import Folder
 
@@ -236,6 +237,25 @@ def test_an_answer_that_comes_while_clients_say_their_losses_takes_nobodys_place
     assert (record["clients"], record["lost_replies"], record["dropped_replies"]) == (1, 0, 1)
     assert record["refused_replies"] == 0
     assert server.states.get(first).version == int(first in calls)
+
+
+def test_a_loss_of_a_round_before_is_dropped_and_one_where_nobody_asks_refused(tmp_path: Path) -> None:
+    nodes = [Node(FedAvg(), mlp, task, tmp_path / str(number)) for number, task in enumerate(blobs()[:3])]
+    server = Deployment(FedAvg(), mlp, 3, sample=1, sampler=PowerOfChoice(3))
+    said = {client: nodes[client].answer(question) for client, question in server.begin().items()}
+    server.hear_loss(0, said[0])
+    for client, word in server.proceed().items():
+        server.accept(client, nodes[client].answer(word))
+    server.end()
+    server.begin()
+    server.hear_loss(1, said[1])  # it was slow
+    assert server.end()["refused_replies"] == 0
+
+    plain = Deployment(FedAvg(), mlp, 3)
+    for client, call in plain.begin().items():
+        with pytest.raises(WireError, match=f"client {client}: "):
+            plain.hear_loss(client, LOSS + nodes[client].answer(call))
+    assert plain.end()["refused_replies"] == 3
 
 
 def test_who_does_not_say_its_loss_does_not_take_part(tmp_path: Path, caplog: Any) -> None:

@@ -82,8 +82,9 @@ class Asking(DeploymentState):
     def hear_loss(self, client: int, data: bytes) -> None:
         """Take what a client says of its loss.
 
-        Raises ``WireError`` where that is no answer to what it was asked, and :class:`OutOfSync` where the client does
-        not hold the base: it is to be opened anew.
+        Where a sampler asks, one that is said twice or too late is dropped, as an answer is. Raises ``WireError`` where
+        it is no answer to what the client was asked, and :class:`OutOfSync` where the client does not hold the base: it
+        is to be opened anew.
         """
         self._check_client(client)
         self.questions.bill(client, "up", len(data))
@@ -92,9 +93,11 @@ class Asking(DeploymentState):
             answer, sent = read_answer(data[len(LOSS) :], SMALL), self.sent.get(client)
             about = answer.run, answer.incarnation, answer.client
             check(about == (self.digest, self.incarnation, client), "an answer of this run and of this client")
-            if not self.asks_losses or sent is None:  # an honest client's transport may send one twice
-                log.info("client %d says its loss when nobody asks: it is dropped", client, extra={"client": client})
+            late = sent is None or answer.round < sent.round
+            if self.asks and (late or not self.asks_losses):  # an honest client may be slow, and its transport repeat
+                log.info("client %d says its loss too late: it is dropped", client, extra={"client": client})
                 return
+            check(self.asks_losses, "an answer to a question")
             check(sent == (answer.round, answer.base, answer.mbit, answer.call), "an answer to the newest question")
             check(not answer.blob, "a loss alone")
             check(answer.held or answer.base > 0, "an answer of a client that was opened anew")

@@ -65,7 +65,8 @@ class Setup(NamedTuple):
 
     def check_client(self, client: int) -> None:
         """Raise ``ValueError`` for a number that is none of the run's clients."""
-        require(client in range(self.clients), f"client={client}: the clients are 0 to {self.clients - 1}")
+        fits = hasattr(client, "__index__") and client in range(self.clients)  # 1.0 is in a range too
+        require(fits, f"client={client}: the clients are 0 to {self.clients - 1}")
 
     def stream(self, algorithm: Algorithm, key: Key) -> Stream:
         """The downlink before any broadcast."""
