@@ -183,7 +183,7 @@ class Codec(Link):
     def decode(self, packet: Packet, shape: Size, key: Key) -> Tensor:
         """The layer the other side sees: a 32-bit tensor of this shape."""
 
-    def coded(self, x: Tensor, key: Key) -> tuple[Packet, Tensor]:
+    def transcode(self, x: Tensor, key: Key) -> tuple[Packet, Tensor]:
         """``encode``, and what ``decode`` makes of it. To write where a sender knows that without decoding."""
         packet = self.encode(x, key)
         return packet, self.decode(packet, x.shape, key)
@@ -191,7 +191,7 @@ class Codec(Link):
     def send(self, x: Params, tx: State, key: Key) -> tuple[Packet, Params, State]:
         packet, seen = list[Packet](), x.layout.zeros()
         for name, layer in x.to(torch.float32).items():
-            coded, decoded = self.coded(layer, key.at(name))
+            coded, decoded = self.transcode(layer, key.at(name))
             packet.append(coded)
             seen[name].copy_(decoded)
         if self.grows:

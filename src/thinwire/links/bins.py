@@ -89,9 +89,9 @@ class Bins(Codec):
         return table[number]
 
     def encode(self, x: Tensor, key: Key) -> Packet:
-        return self.coded(x, key)[0]
+        return self.transcode(x, key)[0]
 
-    def coded(self, x: Tensor, key: Key) -> tuple[Packet, Tensor]:
+    def transcode(self, x: Tensor, key: Key) -> tuple[Packet, Tensor]:
         means, bins, seen = self.bins(x.reshape(-1))
         return [means, self.pack(bins)], seen.view(x.shape)
 

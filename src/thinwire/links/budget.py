@@ -107,7 +107,7 @@ class Budget(Link):
     def _options(self, layer: Tensor, key: Key) -> list[_Option]:
         options = []
         for choice, codec in enumerate(self.ladder):
-            packet, seen = codec.coded(layer, key)
+            packet, seen = codec.transcode(layer, key)
             lost = layer - seen
             norm = finite(self, torch.linalg.vector_norm(lost, dtype=torch.float64))
             options.append(_Option(choice, packet, length(packet), float(norm) ** 2))

@@ -128,7 +128,7 @@ class ChunkTopK(Link):
                 packet.append([where, means])
                 bins.append(numbers)
             else:
-                coded, decoded = self.values.coded(kept, key.at(name))
+                coded, decoded = self.values.transcode(kept, key.at(name))
                 packet.append([where, coded])
             _spread(seen, members, chunks, positions, decoded)
         if isinstance(self.values, Bins):

@@ -137,9 +137,9 @@ class TopK(Codec):
         return self.values.grows
 
     def encode(self, x: Tensor, key: Key) -> Packet:
-        return self.coded(x, key)[0]
+        return self.transcode(x, key)[0]
 
-    def coded(self, x: Tensor, key: Key) -> tuple[Packet, Tensor]:
+    def transcode(self, x: Tensor, key: Key) -> tuple[Packet, Tensor]:
         flat, k = x.reshape(-1), count_of(self.share, x.numel())
         if self.sampled:
             positions = above(flat, sample_threshold(flat, k, key.generator("sample")))
@@ -147,7 +147,7 @@ class TopK(Codec):
             positions = largest(flat, k)
         positions = positions if len(positions) <= 2 * k else top_k(flat, k)
         where = pack_positions(positions, x.numel(), width(x.shape))
-        values, decoded = self.values.coded(flat.index_select(0, positions), key)
+        values, decoded = self.values.transcode(flat.index_select(0, positions), key)
         return [where, values], place(decoded, positions, x.shape)
 
     def decode(self, packet: Packet, shape: Size, key: Key) -> Tensor:

@@ -30,7 +30,7 @@ class Flat(Wrapper):
     sparse = in_place
 
     def send(self, x: Params, tx: State, key: Key) -> tuple[Packet, Params, State]:
-        packet, flat = self.inner.coded(x.to(torch.float32).flat, key)
+        packet, flat = self.inner.transcode(x.to(torch.float32).flat, key)
         if self.inner.grows:
             finite(self, flat)
         return packet, Params(x.layout, flat.to(x.layout.dtype)), None
