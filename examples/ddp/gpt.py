@@ -92,6 +92,8 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=100, help="steps from one checkpoint and evaluation to the next")
     parser.add_argument("--out", type=Path, default=Path("gpt"), help="the folder of checkpoints")
     o = parser.parse_args()
+    if o.text and not o.text.is_file():
+        parser.error(f"--text {o.text}: there is no such file")
 
     cuda = torch.cuda.is_available()
     dist.init_process_group("nccl" if cuda else "gloo")
@@ -105,6 +107,10 @@ def main() -> None:
     number = {character: i for i, character in enumerate(characters)}
     tokens = torch.tensor([number[character] for character in text])
     train, test = tokens[: len(tokens) * 9 // 10], tokens[len(tokens) * 9 // 10 :]
+    if len(test) < o.context + 2:
+        parser.error(
+            f"--text has {len(text):,} characters; a test of --context {o.context} takes {10 * o.context + 11:,}"
+        )
 
     torch.manual_seed(0)
     model = DistributedDataParallel(GPT(len(characters), o.context, o.width, o.depth).to(device))

@@ -64,3 +64,23 @@ def test_a_script_that_was_killed_while_it_saved_goes_on_to_the_same_bits(tmp_pa
     # 30 is in the middle of a round: models are those of the exchange after step 28, the same on both.
     assert leaves(whole[0]["model"]) == leaves(whole[1]["model"])
     assert leaves(whole[0]["optimizer"]) != leaves(whole[1]["optimizer"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "there is no such file"),
+        (
+            "to be or not to be, that is the question. " * 3,
+            "--text has 126 characters; a test of --context 16 takes 171",
+        ),
+    ],
+)
+def test_a_text_that_is_missing_or_too_short_is_one_line(tmp_path: Path, text: str | None, said: str) -> None:
+    if text:
+        (tmp_path / "text").write_text(text)
+    done = torchrun(start, tmp_path)
+    assert done.returncode
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr.partition("gpt.py: error")[0]

@@ -20,7 +20,10 @@ def folder(path: Path | None) -> Path | None:
     return path
 
 
-Methods = Annotated[list[str], typer.Argument(metavar="EXPR", help='Methods, e.g. "FedAvg(up=TopK(0.01))".')]
+Methods = Annotated[
+    list[str],
+    typer.Argument(metavar="EXPR", help='Methods, an argument each, e.g. "FedAvg()" "FedAvg(up=TopK(0.01))".'),
+]
 Folders = Annotated[list[Path], typer.Argument(metavar="DIR", help="Studies, or single runs.")]
 Use = Annotated[list[str] | None, typer.Option("--use", help="A module with methods or links of your own. Repeatable.")]
 Seed = Annotated[int, typer.Option(help="Seed of the model and of batches.")]

@@ -43,7 +43,7 @@ def option(default: Any, help: str, metavar: str | None = None) -> Any:
     return field(default=default, metadata={"help": help, "metavar": metavar})
 
 
-METHOD = 'Methods, e.g. "FedAvg(up=TopK(0.01))".'
+METHOD = 'Methods, an argument each, e.g. "FedAvg()" "FedAvg(up=TopK(0.01))".'
 DATA_DIR = "Where data sets lie (else THINWIRE_DATA, a cache, or a download)."
 OWN_TASK = "my_module:make_task: model and data of a run in no study, as `simulate` leaves it."
 

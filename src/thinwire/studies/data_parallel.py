@@ -66,7 +66,7 @@ class DataParallel(StepStudy):
     example: ClassVar[str] = "DEF(ratio=64)"
     noun: ClassVar[str] = "a data-parallel method"
     outermost: ClassVar[Mapping[str, type]] = METHODS
-    asks: ClassVar[tuple[str, str]] = "methods", 'Methods, e.g. "DEF(ratio=64)" "Hook(Dense())".'
+    asks: ClassVar[tuple[str, str]] = "methods", 'Methods, an argument each, e.g. "DEF(ratio=64)" "Hook(Dense())".'
     out: ClassVar[str] = "runs/ddp"
     resumes: ClassVar[bool] = True
 

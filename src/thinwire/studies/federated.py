@@ -83,7 +83,7 @@ class Federated(Study):
     kind: ClassVar[str] = "federated"
     example: ClassVar[str] = "FedAvg()"
     noun: ClassVar[str] = "a federated method"
-    asks: ClassVar[tuple[str, str]] = "methods", 'Methods, e.g. "FedAvg(up=TopK(0.01))".'
+    asks: ClassVar[tuple[str, str]] = "methods", 'Methods, an argument each, e.g. "FedAvg()" "FedAvg(up=TopK(0.01))".'
     open: ClassVar[Mapping[str, tuple[type, str]]] = {
         "lr": (float, "Local learning rate, where an expression leaves it open."),
         "epochs": (float, "Local epochs, where an expression leaves them open."),
