@@ -18,8 +18,13 @@ have that.
 What says most comes first: seed 0 of every set, dense and ``Auto(0.01)``, the other seeds, ``Auto(0.003)`` for twice
 the rounds, and rivals at one percent on AG News with seed 0. FLSS is there with its own bytes: its clients go by all
 that they have heard, and one that was away is sent the model and the basis. After these the whole of MiniLM is trained:
-``Intrinsic`` on SST-2 by dimension d, static, time-varying, and with 8 subspaces for the bytes of d, and LUAR on AG
-News with 30 of 40 kernels recycled. The personas come last.
+on AG News by LUAR with 30 of 40 kernels, and on SST-2 by ``Intrinsic`` by dimension d, static, time-varying, and with 8
+subspaces for the bytes of d. The 680 personas come then, and last more seeds and rounds.
+
+The rate of an ``Intrinsic`` row is how many times as long as FedAvg's the server's step is: the server's own rate is
+that times sqrt(d / D), of D trained parameters. It is chosen on seed 100 after half of the rounds, of 1, 4 and 16 for
+the adapters on AG News, and of 4, 16 and 64 for d = 3,200 of MiniLM. The clients' rate is FedAvg's. The other rows of
+subspaces have the rate that was chosen.
 
 Models are in bfloat16, adapters in 32-bit floats, and where all of MiniLM is trained so is a copy of it that takes the
 steps. The first line of AG News is of a model in 32-bit floats.
@@ -117,15 +122,19 @@ def problem(group: Group, whole: bool, seed: int) -> Problem:
 
 # -- the methods ------------------------------------------------------------------
 
-Make = Callable[[Group, tw.LocalAdamW], tw.Algorithm | tw.Auto]
+Make = Callable[[Group, float], tw.Algorithm | tw.Auto]  # from a rate
 
 
-def fedavg(group: Group, local: tw.LocalAdamW, **fields: Any) -> tw.Algorithm:
-    return tw.FedAvg(local, **fields)
+def trained(group: Group, rate: float) -> tw.LocalAdamW:
+    return tw.LocalAdamW(rate, batch=group.batch, steps=STEPS)
 
 
-def auto(group: Group, local: tw.LocalAdamW, share: float) -> tw.Auto:
-    return tw.Auto(share, local)
+def fedavg(group: Group, rate: float, **fields: Any) -> tw.Algorithm:
+    return tw.FedAvg(trained(group, rate), **fields)
+
+
+def auto(group: Group, rate: float, share: float) -> tw.Auto:
+    return tw.Auto(share, trained(group, rate))
 
 
 def coded(up: tw.Link, down: tw.Link) -> dict[str, tw.Link]:
@@ -137,36 +146,36 @@ def both(link: tw.Link) -> Make:
     return partial(fedavg, **coded(link, link))
 
 
-def intrinsic(group: Group, local: tw.LocalAdamW, dim: int, size: int, **fields: Any) -> tw.Algorithm:
-    """What comes back of ``size`` parameters is about sqrt(size / dim) times as long as what was sent."""
-    return tw.Intrinsic(dim, local=local, opt=tw.SGD(round(math.sqrt(dim / size), 4)), known=True, **fields)
+def intrinsic(group: Group, rate: float, local: float, dim: int, size: int, **fields: Any) -> tw.Algorithm:
+    """``rate`` is the length of the server's step over FedAvg's, and ``local`` the clients' rate.
+
+    What comes back of ``dim`` numbers is about sqrt(size / dim) times as long as what was projected.
+    """
+    server = tw.SGD(round(rate * math.sqrt(dim / size), 4))
+    return tw.Intrinsic(dim, local=trained(group, local), opt=server, known=True, **fields)
 
 
-def luar(group: Group, local: tw.LocalAdamW, recycle: int, **fields: Any) -> tw.Algorithm:
-    return tw.LUAR(tw.FedAvg(local, **fields), recycle=recycle)
+def luar(group: Group, rate: float, recycle: int, **fields: Any) -> tw.Algorithm:
+    return tw.LUAR(fedavg(group, rate, **fields), recycle=recycle)
 
 
-def luar_coded(group: Group, local: tw.LocalAdamW) -> tw.Algorithm:
+def luar_coded(group: Group, rate: float) -> tw.Algorithm:
     half = tw.TransformCoding(round(0.01 * 4 * ADAPTERS[group.model]))
-    return luar(group, local, 6, **coded(half, half))  # of 25 kernels
+    return luar(group, rate, 6, **coded(half, half))  # of 25 kernels
 
 
-def flss(group: Group, local: tw.LocalAdamW) -> tw.Algorithm:
-    return tw.FLSS(tw.FedAvg(local), rank=8, start=16)
+def flss(group: Group, rate: float) -> tw.Algorithm:
+    return tw.FLSS(fedavg(group, rate), rank=8, start=16)
 
 
 RIVALS: dict[str, Make] = {  # percent of FedAvg's bytes both ways
     "TopK both ways": both(tw.TopK(0.0075)),
     "top-k in 4 bits": both(tw.TopK(0.024, values=tw.Bins(16))),
-    "Intrinsic": partial(intrinsic, dim=round(0.0098 * ADAPTERS["minilm"]), size=ADAPTERS["minilm"]),
     "LUAR, coded": luar_coded,
     "FLSS": flss,
 }
-DIMS = (200, 800, 3200, 12_800, 25_600)
-
-
-def trained(make: Make, group: Group, rate: float, rounds: int) -> tw.Algorithm | tw.Auto:
-    return make(group, tw.LocalAdamW(rate, batch=group.batch, steps=STEPS))
+DIMS = (3200, 200, 800, 12_800, 25_600)
+LENGTHS = {"adapters": (1.0, 4.0, 16.0), "whole": (4.0, 16.0, 64.0)}  # of FedAvg's step, that of a subspace
 
 
 def arm(
@@ -178,7 +187,7 @@ def arm(
     times: int = 1,
     known: bool = True,
     whole: bool = False,
-    rate: float | None = None,
+    rates: Sequence[float] | None = None,
     follows: Federated | None = None,
 ) -> Federated:
     """A row, for ``times`` as many rounds; ``effort`` is its time in FedAvg's."""
@@ -186,8 +195,8 @@ def arm(
     return Federated(
         setting=group.setting(whole),
         row=row + (f", {times} times the rounds" if times > 1 else ""),
-        method=partial(trained, make, group),
-        rates=() if follows else group.rates if rate is None else (rate,),
+        method=lambda rate, rounds: make(group, rate),
+        rates=() if follows else rates or group.rates,
         follows=follows,
         tuning=0.5,
         further=0,
@@ -215,29 +224,54 @@ def thinner(group: Group, seeds: Sequence[int]) -> Federated:
     return arm(group, "Auto(0.003)", partial(auto, share=0.003), seeds, 1.6, times=2, follows=dense)
 
 
+def rivals() -> list[Federated]:
+    """What else there is for a hundredth, on AG News."""
+    found = [arm(NEWS, row, make, (0,)) for row, make in RIVALS.items()]
+    make, lengths = projected(NEWS, 0.0098, NEWS.rates[0]), LENGTHS["adapters"]
+    return [*found, arm(NEWS, "Intrinsic", make, (0,), rates=lengths)]
+
+
+def projected(group: Group, share: float, local: float) -> Make:
+    """Adapters in a subspace of a share of their numbers."""
+    size = ADAPTERS[group.model]
+    return partial(intrinsic, local=local, dim=round(share * size), size=size)
+
+
+def subspace(row: str, dim: int, follows: Federated | None = None, **fields: Any) -> Federated:
+    """All of MiniLM on SST-2, in a subspace."""
+    make = partial(intrinsic, local=1e-4, dim=dim, size=WHOLE, **fields)
+    lengths = LENGTHS["whole"]
+    return arm(REVIEWS, f"Intrinsic, {row}", make, (0,), 2.0, whole=True, rates=lengths, follows=follows)
+
+
+def subspaces() -> list[Federated]:
+    """By dimension; the first one's length of a step is that of all."""
+    first, *_ = found = [subspace(f"d = {DIMS[0]:,}", DIMS[0])]
+    for dim in DIMS:
+        found += [] if dim == DIMS[0] else [subspace(f"d = {dim:,}", dim, first)]
+        found.append(subspace(f"d = {dim:,}, time-varying", dim, first, varying=True, epoch=10))
+        eight = round(dim * 2 / 9)  # one up and eight down are as many numbers
+        found.append(subspace(f"K = 8, for the bytes of d = {dim:,}", eight, first, subspaces=8))
+    return found
+
+
 def arms() -> list[Arm]:
     """What says most comes first."""
     found = [one for group in GROUPS for one in pair(group, (0,))]
     found += [one for group in (NEWS, REVIEWS) for one in pair(group, (1, 2))]
     found += [thinner(group, (0,)) for group in GROUPS]
-    found += [arm(NEWS, row, make, (0,)) for row, make in RIVALS.items()]
+    found += rivals()
+    news: dict[str, Any] = {"known": False, "whole": True, "rates": (5e-5,), "effort": 1.5}
+    found.append(arm(NEWS, "FedAvg, all of MiniLM", fedavg, (0,), **news))
+    found.append(arm(NEWS, "LUAR, 30 of 40 kernels", partial(luar, recycle=30), (0,), **news))
+    found.append(arm(REVIEWS, "FedAvg, rate 0.001", fedavg, (0,), known=False, rates=(0.001,)))
+    found.append(arm(REVIEWS, "FedAvg, all of MiniLM", fedavg, (0,), 2.0, known=False, whole=True, rates=(1e-4,)))
+    found += subspaces()
+    found += pair(PERSONAS, (0,))
+    found.append(arm(PERSONAS, "Intrinsic", projected(PERSONAS, 0.0098, PERSONAS.rates[0]), (0,), follows=rivals()[-1]))
+    found += [thinner(group, (1, 2)) for group in (NEWS, REVIEWS)]
     found += pair(LONG, (0,))
     found += pair(CHAT, (1, 2))
-    found += [thinner(group, (1, 2)) for group in (NEWS, REVIEWS)]
-    found.append(arm(REVIEWS, "FedAvg, rate 0.001", fedavg, (0,), known=False, rate=0.001))
-    whole: dict[str, Any] = {"whole": True, "rate": 1e-4, "effort": 2.0}
-    projected = partial(intrinsic, size=WHOLE)
-    found.append(arm(REVIEWS, "FedAvg, all of MiniLM", fedavg, (0,), known=False, **whole))
-    for dim in DIMS:
-        found.append(arm(REVIEWS, f"Intrinsic, d = {dim:,}", partial(projected, dim=dim), (0,), **whole))
-        varying = partial(projected, dim=dim, varying=True, epoch=10)
-        found.append(arm(REVIEWS, f"Intrinsic, d = {dim:,}, time-varying", varying, (0,), **whole))
-        eight = partial(projected, dim=round(dim * 2 / 9), subspaces=8)  # one up and eight down are as many numbers
-        found.append(arm(REVIEWS, f"Intrinsic, K = 8, for the bytes of d = {dim:,}", eight, (0,), **whole))
-    news: dict[str, Any] = {"whole": True, "rate": 5e-5, "effort": 1.5}
-    found.append(arm(NEWS, "FedAvg, all of MiniLM", fedavg, (0,), known=False, **news))
-    found.append(arm(NEWS, "LUAR, 30 of 40 kernels", partial(luar, recycle=30), (0,), known=False, **news))
-    found += pair(PERSONAS, (0,))
     return list(found)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -21,6 +21,7 @@ SAVED, IN_KIND = 0.8, 0.5  # of what the paper saves
 CHANCE = 20.0  # percent: twice as much as guessing among ten classes reaches
 OURS = " (no claim of the paper)"
 Row = tuple[str, str]  # setting, row
+PRETRAINED = {"luar": "ag_news", "intrinsic": "sst2"}  # the set on which a group's rows train all of MiniLM
 
 
 @dataclass(frozen=True)
@@ -71,8 +72,16 @@ def trained(group: str) -> tuple[Line, ...]:
         return tuple(pipelined.trained())
     if not (ROOT / f"experiments/{group}/results/claims.jsonl").exists():
         return ()
-    found = read(f"experiments/{group}/results/claims.jsonl", "").lines
+    found = [*read(f"experiments/{group}/results/claims.jsonl", "").lines, *pretrained(PRETRAINED.get(group))]
     return tuple(line for line in found if line["kind"] == "run" and not line["dirty"])
+
+
+def pretrained(data: str | None) -> Iterator[Line]:
+    """Those of all of MiniLM on a set, which experiments/hf trains."""
+    for line in read("experiments/hf/results/adapters.jsonl", "").lines:
+        setting = line["setting"]
+        if setting["data"] == data and setting.get("trained") == "all":
+            yield {**line, "setting": {**setting, "name": f"{setting['name']}, MiniLM"}}
 
 
 @cache

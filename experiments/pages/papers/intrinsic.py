@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from itertools import pairwise
 
 from ..verdict import OURS, Claim, compare
 
@@ -34,6 +35,7 @@ def claims() -> Iterator[Claim]:
         text = f"{small}: K = 8 is ahead of one subspace of {of} for the same bytes{OURS}"
         eight = small, f"K = 8, d = {dim}, the bytes of {of}"
         yield claim(attended, text, eight, (small, f"static, d = {of}"), None)
+    yield from fine_tuning()
     for name, settings, eight, one in (
         ("10,000 clients", (EIGHT, MANY[1]), "K = 8, D / 475", "static, D / 475"),
         ("SST-2", (EIGHT, SST2[1]), "K = 8, d = 6,400", "static, d = 6,400"),
@@ -57,3 +59,19 @@ def claims() -> Iterator[Claim]:
     text = f"10,000 clients: K = 8, time-varying is ahead of K = 8{OURS}"
     eight = "K = 8, time-varying, D / 475", "K = 8, D / 475"
     yield claim(MANY, text, *(("10,000 clients", row) for row in eight), None)
+
+
+def fine_tuning() -> Iterator[Claim]:
+    """All of MiniLM, which was trained before, as BERT was."""
+    settings = SST2[0], "all of MiniLM, 20 clients, 2 a round, 60 rounds"
+    name, dims = "SST-2, MiniLM", ("200", "800", "3,200", "12,800", "25,600")
+    row = lambda of: (name, f"Intrinsic, {of}")  # noqa: E731
+    for less, more in pairwise(dims):
+        text = f"{name}: more dimensions are better, {more} than {less}"
+        yield claim(settings, text, row(f"d = {more}"), row(f"d = {less}"), None)
+    for d in dims:
+        text = f"{name}: time-varying is ahead of static at d = {d}"
+        yield claim(settings, text, row(f"d = {d}, time-varying"), row(f"d = {d}"), None)
+    for d in dims:
+        text = f"{name}: K = 8 is ahead of one subspace of {d} for the same bytes{OURS}"
+        yield claim(settings, text, row(f"K = 8, for the bytes of d = {d}"), row(f"d = {d}"), None)

@@ -94,3 +94,7 @@ def texts() -> Iterator[Claim]:
     dropped = "AG News, transformer", "7 of 10, metric, dropped"
     what = "AG News: recycling 7 of 10 is better than dropping, transformer"
     yield claim(attended, what, recycled, dropped, None)
+    fine = theirs, "AG News, all of MiniLM trained on, Adam, 20 clients, 2 a round, 40 rounds"
+    recycled, fedavg = (("AG News, MiniLM", row) for row in ("LUAR, 30 of 40 kernels", "FedAvg, all of MiniLM"))
+    what = "AG News as FedAvg for 17 % of the floats, fine-tuning, 30 of 40 kernels"
+    yield claim(fine, what, recycled, fedavg, -0.1, saved=0.83)
