@@ -170,7 +170,7 @@ def flss(group: Group, rate: float) -> tw.Algorithm:
 
 RIVALS: dict[str, Make] = {  # percent of FedAvg's bytes both ways
     "TopK both ways": both(tw.TopK(0.0075)),
-    "top-k in 4 bits": both(tw.TopK(0.024, values=tw.Bins(16))),
+    "top-k in 4 bits": both(tw.TopK(0.036, values=tw.Bins(16))),
     "LUAR, coded": luar_coded,
     "FLSS": flss,
 }
