@@ -63,8 +63,8 @@ def claims() -> Iterator[Claim]:
 
 def fine_tuning() -> Iterator[Claim]:
     """All of MiniLM, which was trained before, as BERT was."""
-    settings = SST2[0], "all of MiniLM, 20 clients, 2 a round, 60 rounds"
-    name, dims = "SST-2, MiniLM", ("200", "800", "3,200", "12,800", "25,600")
+    settings = SST2[0], "all of MiniLM, 20 clients that are alike, 2 a round, 40 rounds"
+    name, dims = "SST-2, IID, MiniLM", ("200", "800", "3,200", "12,800", "25,600")
     row = lambda of: (name, f"Intrinsic, {of}")  # noqa: E731
     for less, more in pairwise(dims):
         text = f"{name}: more dimensions are better, {more} than {less}"
