@@ -20,7 +20,7 @@ What says most comes first: seed 0 of every set, dense and ``Auto(0.01)``, the o
 the rounds, and rivals at one percent on AG News with seed 0. FLSS is there with its own bytes: its clients go by all
 that they have heard, and one that was away is sent the model and the basis. After these the whole of MiniLM is trained:
 on AG News by LUAR with 30 of 40 kernels, and on SST-2 by ``Intrinsic`` by dimension d, static, time-varying, and with 8
-subspaces for the bytes of d. There clients have labels alike, as in the paper, since with Dirichlet(1.0) and 2 clients a
+subspaces for the bytes of d. There clients have labels alike, as in the paper: with Dirichlet(1.0) and 2 clients a
 round all of MiniLM swings between the two classes. The 680 personas come then, and last more seeds and rounds.
 
 The rate of an ``Intrinsic`` row is how many times as long as FedAvg's the server's step is: the server's own rate is
