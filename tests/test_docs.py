@@ -311,6 +311,33 @@ def test_what_is_said_of_adapters_is_in_their_table():
     assert f"after 10 rounds is {dense[1].split()[1]} and {thin[1].split()[1]} (one seed)" in page
 
 
+def test_what_is_said_of_rivals_and_rounds_of_adapters_is_in_their_lines():
+    page, lines = said("docs/measured/adapters.md"), of_experiments("hf", "adapters")
+    news = [line for line in lines if line["setting"]["name"] == "AG News" and "base" in line["setting"]]
+    seed = {
+        line["row"]: 100 * line["accuracy_mean_of_last_5"]
+        for line in news
+        if (line["kind"], line["seed"]) == ("run", 0)
+    }
+    behind = {row: round(seed["FedAvg"] - reached, 1) for row, reached in seed.items()}
+    told = (
+        f"`Intrinsic` and LUAR over coded messages end {behind['Intrinsic']} and {behind['LUAR, coded']} points behind"
+    )
+    assert f"{told} `FedAvg()`'s {seed['FedAvg']:.1f} % with the same seed" in page
+    top = [row for row in seed if row.lower().startswith("topk") or row.startswith("top-k")]
+    assert (len(top), f"and top-k {min(behind[row] for row in top)} or more" in page) == (4, True)
+    assert f"`Auto(0.01)` ends at {seed['Auto(0.01)']:.1f} %" in page
+    assert all(seed[row] < seed[f"{row}, no error feedback"] for row in ("TopK both ways", "top-k in 4 bits"))
+    rows = {
+        (row[1].strip(), int(row[2])): [cell.strip() for cell in row[4:7]]
+        for row in lines_of_table("adapters-rounds")[2:]
+    }
+    gap = lambda name, at, dense: round(float(rows[name, at][2]) - float(rows[name, dense][0]), 1)  # noqa: E731
+    found = [gap("AG News", 16, 16), gap("SST-2", 12, 12), gap("PersonaChat", 8, 8)]
+    assert found == [-14.5, -19.7, 1.3]
+    assert [gap("AG News", 40, 40), gap("SST-2", 60, 60), gap("PersonaChat", 16, 10)] == [-0.1, 1.2, -0.2]
+
+
 def test_every_measured_page_is_in_the_list_of_what_was_measured():
     page = (ROOT / "docs/measured/index.md").read_text()
     there = {path.name for path in (ROOT / "docs/measured").glob("*.md")} - {"index.md"}
@@ -892,6 +919,12 @@ def test_what_the_page_of_fedluar_says_in_words_is_in_its_table_and_lines():
     packed, dropout = (of_rows(rows, "compared", row) for row in ("FedPAQ, 16 levels", "FedDropoutAvg, half"))
     assert (packed[0].split()[0], dropout[0].split()[0]) == (whole.split()[0],) * 2
     assert f"accuracy for {packed[1]} MB up in place of 2,833, and FedDropoutAvg for {dropout[1]}." in page
+    tuned, whole = (
+        of_rows(rows, "AG News, MiniLM", row) for row in ("LUAR, 30 of 40 kernels", "FedAvg, all of MiniLM")
+    )
+    assert f"ends at {tuned[0]} with 30 of 41 kernels recycled, for {tuned[1]} MB up, and at {whole[0]} with" in page
+    assert f"FedAvg, for {whole[1]} MB up (one seed, both {whole[2]} MB down)" in page
+    assert tuned[2] == whole[2]
 
 
 def of_rows(rows, setting, row):

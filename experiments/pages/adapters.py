@@ -43,8 +43,32 @@ def adapters() -> list[str]:
         whole = [(line["bytes_up"] + line["bytes_down"]) / 1e6 * rounds / line["rounds"] for line in dense]
         share = f"{100 * sum(sent) / statistics.mean(whole):.2f} %" if whole and row != "FedAvg" else ""
         cells.append([name, row, str(rounds), str(len(lines)), quality(lines), *(f"{x:.2f}" for x in sent), share])
+    sets = list(dict.fromkeys(name for name, _ in grouped))
+    cells.sort(key=lambda row: sets.index(row[0]))
     head = ["set", "row", "rounds", "seeds", "mean of the last 5", "MB up", "MB down", "both / FedAvg, equal rounds"]
     return markdown(head, cells, (0, 1))
+
+
+CURVES = ("FedAvg", "Auto(0.01)", "Auto(0.003), 2 times the rounds")
+
+
+@table
+def adapters_rounds() -> list[str]:
+    """Evaluations of the seeds that all rows of a set have, when the row of most rounds looks, and at FedAvg's end."""
+    found: dict[tuple[str, str, int], dict[int, float]] = {}
+    for line in read(*RUNS).all(kind="run"):
+        name, row = line["setting"]["name"], line["row"]
+        if row in CURVES and "base" in line["setting"]:
+            texts = {at: perplexity for at, perplexity, _ in line.get("perplexities", [])}
+            found[name, row, line["seed"]] = texts or {at: 100 * accuracy for at, accuracy, *_ in line["curve"]}
+    cells = []
+    for name in dict.fromkeys(name for name, row, _ in found if row == CURVES[-1]):
+        seeds = sorted(set.intersection(*({s for n, r, s in found if (n, r) == (name, row)} for row in CURVES)))
+        for at in sorted({*found[name, CURVES[-1], seeds[0]], max(found[name, CURVES[0], seeds[0]])}):
+            each = [[found[name, row, seed].get(at) for seed in seeds] for row in CURVES]
+            shown = ["" if None in some else f"{statistics.mean(some):.1f}" for some in each]  # type: ignore[type-var]
+            cells.append([name, str(at), str(len(seeds)), *shown])
+    return markdown(["set", "round", "seeds", "FedAvg", "Auto(0.01)", "Auto(0.003)"], cells)
 
 
 @table
