@@ -328,6 +328,14 @@ def test_what_is_said_of_rivals_and_rounds_of_adapters_is_in_their_lines():
     assert (len(top), f"and top-k {min(behind[row] for row in top)} or more" in page) == (4, True)
     assert f"`Auto(0.01)` ends at {seed['Auto(0.01)']:.1f} %" in page
     assert all(seed[row] < seed[f"{row}, no error feedback"] for row in ("TopK both ways", "top-k in 4 bits"))
+    thin, whole = (
+        next(line for line in lines if line["row"] == row and line["setting"]["clients"] == 680)
+        for row in ("Auto(0.01)", "FedAvg")
+    )
+    more = thin["perplexity_mean_of_last_5"] / whole["perplexity_mean_of_last_5"] - 1
+    paid = [f"{line[f'bytes_{way}'] / 1e6:.2f} MB {way}" for line in (thin, whole) for way in ("up", "down")]
+    told = "is {:.1f} % higher with `Auto(0.01)` than with `FedAvg()`, for {} and {} in place of {} and {} (one seed)"
+    assert told.format(100 * more, *paid) in page
     rows = {
         (row[1].strip(), int(row[2])): [cell.strip() for cell in row[4:7]]
         for row in lines_of_table("adapters-rounds")[2:]

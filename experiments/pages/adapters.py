@@ -44,7 +44,7 @@ def adapters() -> list[str]:
         share = f"{100 * sum(sent) / statistics.mean(whole):.2f} %" if whole and row != "FedAvg" else ""
         cells.append([name, row, str(rounds), str(len(lines)), quality(lines), *(f"{x:.2f}" for x in sent), share])
     sets = list(dict.fromkeys(name for name, _ in grouped))
-    cells.sort(key=lambda row: sets.index(row[0]))
+    cells.sort(key=lambda row: (sets.index(row[0]), not row[1].startswith("FedAvg")))
     head = ["set", "row", "rounds", "seeds", "mean of the last 5", "MB up", "MB down", "both / FedAvg, equal rounds"]
     return markdown(head, cells, (0, 1))
 
