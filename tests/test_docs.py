@@ -346,6 +346,34 @@ def test_what_is_said_of_rivals_and_rounds_of_adapters_is_in_their_lines():
     assert [gap("AG News", 40, 40), gap("SST-2", 60, 60), gap("PersonaChat", 16, 10)] == [-0.1, 1.2, -0.2]
 
 
+def test_what_the_page_of_intrinsic_compression_says_of_fine_tuning_is_in_its_lines():
+    page, dims = said("docs/claims/intrinsic.md"), ("200", "800", "3,200", "12,800", "25,600")
+    lines = [line for line in of_experiments("hf", "adapters") if line["setting"]["name"] == "SST-2, IID"]
+    rows = {line["row"]: line for line in lines if line["kind"] == "run"}
+    assert {line["seed"] for line in rows.values()} == {0}
+    reached = {row: 100 * line["accuracy_mean_of_last_5"] for row, line in rows.items()}
+    static, varying = ([f"Intrinsic, d = {d}{way}" for d in dims] for way in ("", ", time-varying"))
+    whole = rows["FedAvg, all of MiniLM"]
+    assert (
+        f"ends at {mean([whole['accuracy_mean_of_last_5']])} on SST-2 with FedAvg, for {sent(whole)[0]} MB each" in page
+    )
+    told = "end at {} % with d = 200, {} % with 800, {} % with 3,200, {} % with 12,800 and {} % with 25,600"
+    assert told.format(*(f"{reached[row]:.1f}" for row in static)) in page
+    assert ".11 % of all parameters, for {} MB up and {} MB down".format(*sent(rows[static[-1]])) in page
+    assert round(25_600 / 22_713_986, 4) == 0.0011
+    ahead = [f"{reached[v] - reached[s]:.1f}".replace("0.", ".") for v, s in zip(varying, static, strict=True)]
+    told = "ahead by {} points with d = 200, {} with 800, {} with 3,200, {} with 12,800 and {} with 25,600"
+    assert told.format(*ahead) in page
+    more = [rows[v]["bytes_down"] / rows[s]["bytes_down"] for v, s in zip(varying, static, strict=True)]
+    assert f"for {min(more):.1f} to {max(more):.1f} times the bytes down" in page
+    eight = [
+        reached[f"Intrinsic, K = 8, for the bytes of d = {d}"] - reached[s] for d, s in zip(dims, static, strict=True)
+    ]
+    behind, best = sorted(-x for x in eight)[1:], max(eight)
+    assert f"are {behind[0]:.1f} to {behind[-1]:.1f} points behind it, and {best:.1f} ahead with d = 12,800" in page
+    assert eight[3] == best
+
+
 def test_every_measured_page_is_in_the_list_of_what_was_measured():
     page = (ROOT / "docs/measured/index.md").read_text()
     there = {path.name for path in (ROOT / "docs/measured").glob("*.md")} - {"index.md"}
