@@ -25,8 +25,9 @@ round all of MiniLM swings between the two classes. The 680 personas come then, 
 
 The rate of an ``Intrinsic`` row is how many times as long as FedAvg's the server's step is: the server's own rate is
 that times sqrt(d / D), of D trained parameters. It is chosen on seed 100 after half of the rounds, of 1, 4 and 16 for
-the adapters on AG News, and of 4, 16 and 64 for d = 3,200 of MiniLM. Rows of other d and of PersonaChat have the rate
-that was chosen there, and none of their own. The clients' rate is FedAvg's.
+the adapters on AG News and on PersonaChat's 20 clients, whose choice the 680 personas have too, and of 4, 16 and 64 for
+the static subspace of each d of MiniLM; time-varying and several subspaces have that of their d. The clients' rate is
+FedAvg's.
 
 Models are in bfloat16, adapters in 32-bit floats, and where all of MiniLM is trained so is a copy of it that takes the
 steps. The first line of AG News is of a model in 32-bit floats.
@@ -243,6 +244,13 @@ def rivals() -> list[Federated]:
     return [*found, arm(NEWS, "Intrinsic", make, (0,), rates=lengths)]
 
 
+def projections() -> list[Federated]:
+    """Of SmolLM2's adapters; where every persona is a client, with the length of a step that 20 clients chose."""
+    of = {group.name: projected(group, 0.0098, group.rates[0]) for group in (CHAT, PERSONAS)}
+    few = arm(CHAT, "Intrinsic", of[CHAT.name], (0,), rates=LENGTHS["adapters"])
+    return [few, arm(PERSONAS, "Intrinsic", of[PERSONAS.name], (0,), follows=few)]
+
+
 def projected(group: Group, share: float, local: float) -> Make:
     """Adapters in a subspace of a share of their numbers."""
     size = ADAPTERS[group.model]
@@ -257,14 +265,13 @@ def subspace(row: str, dim: int, follows: Federated | None = None, **fields: Any
 
 
 def subspaces() -> list[Federated]:
-    """By dimension; the first one's length of a step is that of all."""
-    first, *_ = found = [subspace(f"d = {DIMS[0]:,}", DIMS[0])]
+    """By dimension; time-varying and several ones have the length of a step that was chosen for the static one."""
+    found = []
     for dim in DIMS:
-        if dim != DIMS[0]:
-            found.append(subspace(f"d = {dim:,}", dim, first))
-        found.append(subspace(f"d = {dim:,}, time-varying", dim, first, varying=True, epoch=10))
         eight = round(dim * 2 / 9)  # one up and eight down are as many numbers
-        found.append(subspace(f"K = 8, for the bytes of d = {dim:,}", eight, first, subspaces=8))
+        found.append(static := subspace(f"d = {dim:,}", dim))
+        found.append(subspace(f"d = {dim:,}, time-varying", dim, static, varying=True, epoch=10))
+        found.append(subspace(f"K = 8, for the bytes of d = {dim:,}", eight, static, subspaces=8))
     return found
 
 
@@ -281,7 +288,7 @@ def arms() -> list[Arm]:
     found.append(arm(ALIKE, "FedAvg, all of MiniLM", fedavg, (0,), 2.0, known=False, whole=True, rates=(1e-4,)))
     found += subspaces()
     found += pair(PERSONAS, (0,))
-    found.append(arm(PERSONAS, "Intrinsic", projected(PERSONAS, 0.0098, PERSONAS.rates[0]), (0,), follows=rivals()[-1]))
+    found += projections()
     found += [thinner(group, (1, 2)) for group in (NEWS, REVIEWS)]
     found += pair(LONG, (0,))
     found += pair(CHAT, (1, 2))
