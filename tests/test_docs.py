@@ -340,10 +340,25 @@ def test_what_is_said_of_rivals_and_rounds_of_adapters_is_in_their_lines():
         (row[1].strip(), int(row[2])): [cell.strip() for cell in row[4:7]]
         for row in lines_of_table("adapters-rounds")[2:]
     }
-    gap = lambda name, at, dense: round(float(rows[name, at][2]) - float(rows[name, dense][0]), 1)  # noqa: E731
-    found = [gap("AG News", 16, 16), gap("SST-2", 12, 12), gap("PersonaChat", 8, 8)]
-    assert found == [-14.5, -19.7, 1.3]
-    assert [gap("AG News", 40, 40), gap("SST-2", 60, 60), gap("PersonaChat", 16, 10)] == [-0.1, 1.2, -0.2]
+    gap = lambda name, at, dense: float(rows[name, at][2]) - float(rows[name, dense][0])  # noqa: E731
+    early = [
+        points(-gap(name, at, at) / 100)
+        for name, at in (("AG News", 8), ("AG News", 16), ("AG News", 24), ("SST-2", 12))
+    ]
+    told = "{} points behind FedAvg after 8 rounds, {} after 16 and {} after 24, and on SST-2 {} after 12 rounds"
+    assert told.format(*early) + " (means of three seeds)" in page
+    assert f"its perplexity is {gap('PersonaChat', 8, 8):.1f} above after 8 rounds (one seed)" in page
+    last = {tuple(cell.strip() for cell in row[1:3]): row[4:6] for row in lines_of_table("adapters")[2:]}
+    late = {}
+    for name in ("AG News", "SST-2"):
+        (seeds, thin), (others, dense) = last[name, "Auto(0.003), 2 times the rounds"], last[name, "FedAvg"]
+        assert int(seeds) == int(others) == 3
+        late[name] = (float(thin.split()[0]) - float(dense.split()[0])) / 100
+    told = (
+        f"is {points(-late['AG News'])} points below FedAvg's on AG News and {points(late['SST-2'])} above it on SST-2"
+    )
+    assert f"After twice the rounds the mean of its last five evaluations {told}" in page
+    assert f"it is {points(-gap('PersonaChat', 16, 10) / 100)} below FedAvg's 10 rounds after 16" in page
 
 
 def test_what_the_page_of_intrinsic_compression_says_of_fine_tuning_is_in_its_lines():
