@@ -387,6 +387,13 @@ def test_what_the_page_of_intrinsic_compression_says_of_fine_tuning_is_in_its_li
     behind, best = sorted(-x for x in eight)[1:], max(eight)
     assert f"are {behind[0]:.1f} to {behind[-1]:.1f} points behind it, and {best:.1f} ahead with d = 12,800" in page
     assert eight[3] == best
+    trials = {d: {} for d in dims}
+    for line in lines:
+        if line["kind"] == "rate":
+            trials[line["row"].removeprefix("Intrinsic, d = ")][line["rate"]] = line["accuracy_mean_of_last_5"]
+    assert all(some.keys() == {4, 16, 64} and max(some, key=some.get) == 16 for some in trials.values())
+    assert "16 times as long as FedAvg's, which was the best of 4, 16 and 64 for each d" in page
+    assert max(trials["200"].values()) < 0.505 < min(max(some.values()) for d, some in trials.items() if d != "200")
 
 
 def test_every_measured_page_is_in_the_list_of_what_was_measured():
