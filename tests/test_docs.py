@@ -336,6 +336,22 @@ def test_what_is_said_of_rivals_and_rounds_of_adapters_is_in_their_lines():
     paid = [f"{line[f'bytes_{way}'] / 1e6:.2f} MB {way}" for line in (thin, whole) for way in ("up", "down")]
     told = "is {:.1f} % higher with `Auto(0.01)` than with `FedAvg()`, for {} and {} in place of {} and {} (one seed)"
     assert told.format(100 * more, *paid) in page
+    many, few = (
+        next(
+            x
+            for x in lines
+            if (x["row"], x["kind"], x["setting"]["name"]) == ("Intrinsic", "run", f"PersonaChat{name}")
+        )
+        for name in (", 680 personas", "")
+    )
+    ends = [f"{line['perplexity_mean_of_last_5']:.2f}" for line in (many, few)]
+    assert "`Intrinsic` ends at {} there and at {} with 20 clients".format(*ends) in page
+    tried = {
+        line["rate"]: line["perplexity_mean_of_last_5"]
+        for line in lines
+        if (line["row"], line["kind"], line["setting"]["name"]) == ("Intrinsic", "rate", "PersonaChat")
+    }
+    assert (tried.keys(), min(tried, key=tried.get), few["rate"], many["rate"]) == ({1, 4, 16}, 4, 4, 4)
     rows = {
         (row[1].strip(), int(row[2])): [cell.strip() for cell in row[4:7]]
         for row in lines_of_table("adapters-rounds")[2:]
