@@ -19,6 +19,7 @@ from thinwire.kernels import native
 from thinwire.kernels.adaptive import Writer
 from thinwire.links import LowRank, TopK, TransformCoding
 from thinwire.links.bitstream import CONTEXTS, LEVELS, MODE, _write, most_terms
+from thinwire.links.decomposition import Chosen, Layer
 from thinwire.params import Layout, Params
 from thinwire.wire import dumps, loads
 
@@ -209,6 +210,24 @@ print(hashlib.sha256(seen.flat.numpy().tobytes()).hexdigest())
     environment = {**os.environ, "ATEN_CPU_CAPABILITY": capability, "THINWIRE_KERNELS": "reference"}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == hashlib.sha256(expected).hexdigest()
+
+
+@pytest.mark.parametrize("step", [0.02, 0.3])
+def test_layers_that_are_rounded_together_are_coded_as_each_would_be_alone(step: float) -> None:
+    g = torch.Generator().manual_seed(1)
+    shapes = [(32, 48), (48, 32), (7,), (20, 48), (9, 9), (200, 100), (48, 32)]
+    layers = [Layer(torch.randn(shape, generator=g) / 4, tw.Key(i)) for i, shape in enumerate(shapes)]
+    for layer in layers:
+        layer.decompose(16)
+    some = [torch.arange(0, len(layer.s), 1 + i % 3) for i, layer in enumerate(layers)]
+    ways = list(zip([2, 2, 1, 2, 0, 2, 1], some, strict=True))
+    ways[3] = 2, some[3][:0]  # no term is sent: it is as if nothing was
+    together = Chosen(layers, ways).parts(step)
+    assert [part.mode for part in together] == [1 + len(some[0]), 1 + len(some[1]), 1, 0, 0, 1 + len(some[5]), 1]
+    for part, layer, way in zip(together, layers, ways, strict=True):
+        (alone,) = Chosen([layer], [way]).parts(step)
+        assert part[:3] == alone[:3]
+        assert all(torch.equal(x, y) for x, y in zip(part[3:], alone[3:], strict=True))
 
 
 def test_error_feedback_goes_around_it_and_brings_everything_across_in_the_end() -> None:

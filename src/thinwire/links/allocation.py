@@ -19,7 +19,7 @@ from ..kernels.rounding import round_rows
 from ..key import Key
 from ..params import Layout, Params
 from .bitstream import FINEST, NONE, NOTHING, CodedLayer, build, join_parts, most_terms, read, write
-from .decomposition import BLOCK, DEAD, Layer, round_levels
+from .decomposition import BLOCK, DEAD, Chosen, Layer, round_levels
 from .lowrank import sides
 
 SLOPE = 0.11  # squared steps of error that a bit has to take off; 2 ln 2 / 12 = 0.116 for many levels
@@ -72,7 +72,7 @@ def search(x: Params, largest: float, most: int | None, share: float | None, key
     if best is not None:
         packet, parts, sent = best
         seen = join_parts(x.layout, parts, sent)
-        off = (x.flat - seen.flat) / largest
+        off = (x.flat - seen.flat).div_(largest)
         if error is not None or float(torch.dot(off, off)) <= enough:
             return packet, seen
     alone = single(x, room)
@@ -96,6 +96,7 @@ def fit(
     fine, coarse = 0.0, math.inf  # the coarsest step that is too fine, the finest that is coarse enough
     last: tuple[float, float] | None = None
     best: tuple[Tensor, list[CodedLayer], float] | None = None
+    chosen = Chosen(layers, ways)
     for tried in range(2 * CODED):
         if tried >= CODED and (enough is not None or best is None or best[0].numel() + LEFT >= LITTLE * room):
             break
@@ -105,7 +106,7 @@ def fit(
         sent = float(np.float32(step * largest))
         if sent == 0:
             break
-        parts = [layer.part(step, mode, terms) for layer, (mode, terms) in zip(layers, ways, strict=True)]
+        parts = chosen.parts(step)
         packet = write(sent, parts, layout.shapes, 2 * room + 64)
         if enough is None:  # of the bytes, how many times too many
             off = 2.0 if packet is None else packet.numel() / room

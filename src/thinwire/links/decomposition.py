@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Int, Int32
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -38,7 +38,6 @@ class Layer:
             torch.zeros(0, dtype=torch.float32, device="cpu"),
             torch.zeros(0, 0, dtype=torch.float32, device="cpu"),
         )  # terms are rows
-        self.chosen: tuple[Tensor, Tensor, NDArray[np.float32], Tensor] | None = None  # places of terms; u, s, v there
         self.done = self.most == 0
 
     def decompose(self, more: int) -> None:
@@ -81,39 +80,83 @@ class Layer:
         q: Tensor = torch.linalg.qr(y).Q
         return q
 
-    def part(self, step: float, mode: int, terms: Int[Tensor, " rank"]) -> CodedLayer:
-        """The layer with this step: nothing (0), entries (1) or these terms of it (2)."""
-        if mode == 1:
-            return self._entries(step)
-        return self._terms(step, terms) if mode == 2 and terms.numel() else NOTHING
 
-    def _entries(self, step: float) -> CodedLayer:
-        y = self.flat / step
-        levels = round_levels(y)
-        squares = float(torch.dot(levels, levels))
-        if not squares:
-            return NOTHING
-        gain = round(GAINS * (float(torch.dot(levels, y)) / squares - 1))
-        return CodedLayer(1, [], [max(-GAINS // 2, min(GAINS // 2, gain))], levels.to(torch.int32)[None], NONE)
+class Chosen:
+    """Layers that are coded in ways of their own, for the steps that are tried: as nothing (0), as entries (1), or as
+    those terms of them (2).
 
-    def _terms(self, step: float, terms: Tensor) -> CodedLayer:
-        if self.chosen is None or self.chosen[0] is not terms:
-            self.chosen = terms, self.u[terms], self.s[terms].numpy(), self.v[terms]  # for the next step that is tried
-        _, u, s, v = self.chosen
-        exact = s / np.float32(step)  # numpy's small operations take half the time of torch's
-        levels = np.rint(exact).clip(1, FINEST)  # to a unit vector
-        scale = torch.from_numpy(levels)
-        (left, coded_left), (right, coded_right) = (round_rows(part, scale, DEAD, FINEST) for part in (u, v))
-        # The scales that leave least error, given all terms: (left leftT * right rightT) c = left x right.
-        a, b = left.numpy(), right.numpy()
-        gram = ((a @ a.T) * (b @ b.T)).astype(np.float64)
-        along = ((a @ u.numpy().T) * exact * (b @ v.numpy().T)).sum(1).astype(np.float64)
-        diagonal = gram.reshape(-1)[:: len(s) + 1]
-        diagonal += 1e-9 * np.maximum(diagonal, 1)
-        wide = levels.astype(np.float64)
-        gains = np.rint(((np.linalg.solve(gram, along) * wide - 1) * wide).clip(-wide, wide))
-        each, gains = (numbers.astype(np.int64).tolist() for numbers in (levels, gains))
-        return CodedLayer(1 + len(s), each, gains, coded_left, coded_right)
+    Terms have few numbers, so rows of one width are rounded together, whichever layer they are of.
+    """
+
+    def __init__(self, layers: list[Layer], ways: list[tuple[int, Int[Tensor, " _"]]]) -> None:
+        self.layers = layers
+        self.modes = [mode if mode != 2 or terms.numel() else 0 for mode, terms in ways]
+        there = [(layer, terms) for layer, (_, terms), mode in zip(layers, ways, self.modes, strict=True) if mode == 2]
+        self.s = [layer.s[terms].numpy() for layer, terms in there]
+        sides_of = [side[terms] for layer, terms in there for side in (layer.u, layer.v)]
+        self.sides = [side.numpy() for side in sides_of]  # numpy's small operations take half the time of torch's
+        self.places: dict[int, list[int]] = {}  # of the sides of a width
+        for i, side in enumerate(sides_of):
+            self.places.setdefault(side.shape[1], []).append(i)
+        self.rows = {n: torch.cat([sides_of[i] for i in places]) for n, places in self.places.items()}
+
+    def parts(self, step: float) -> list[CodedLayer]:
+        """The layers with this step."""
+        terms = iter(self._terms(step))
+        return [
+            next(terms) if mode == 2 else _entries(layer.flat, step) if mode else NOTHING
+            for layer, mode in zip(self.layers, self.modes, strict=True)
+        ]
+
+    def _terms(self, step: float) -> list[CodedLayer]:
+        exact = [s / np.float32(step) for s in self.s]
+        levels = [np.rint(scale).clip(1, FINEST) for scale in exact]  # to a unit vector
+        rounded = self._round(levels)
+        found = []
+        for i, (own, each) in enumerate(zip(exact, levels, strict=True)):
+            (a, left), (b, right) = rounded[2 * i : 2 * i + 2]
+            gains = _gains(a, b, self.sides[2 * i], self.sides[2 * i + 1], own, each.astype(np.float64))
+            found.append(CodedLayer(1 + len(own), each.astype(np.int64).tolist(), gains, left, right))
+        return found
+
+    def _round(self, levels: list[NDArray[np.float32]]) -> list[tuple[NDArray[np.float32], Int32[Tensor, "_ _"]]]:
+        """Each side in units of its terms' levels, as floats and as integers."""
+        found: list[tuple[NDArray[np.float32], Tensor]] = [None] * len(self.sides)  # type: ignore[list-item]
+        for n, places in self.places.items():
+            own = [levels[i // 2] for i in places]
+            whole, integers = round_rows(self.rows[n], torch.from_numpy(np.concatenate(own)), DEAD, FINEST)
+            floats, at = whole.numpy(), 0
+            for i, some in zip(places, own, strict=True):
+                found[i] = floats[at : at + len(some)], integers[at : at + len(some)]
+                at += len(some)
+        return found
+
+
+def _gains(
+    a: NDArray[np.float32],
+    b: NDArray[np.float32],
+    u: NDArray[np.float32],
+    v: NDArray[np.float32],
+    exact: NDArray[np.floating],
+    levels: NDArray[np.float64],
+) -> list[int]:
+    """The scales that leave least error, given all terms: (left leftT * right rightT) c = left x right."""
+    gram = ((a @ a.T) * (b @ b.T)).astype(np.float64)
+    along = ((a @ u.T) * exact * (b @ v.T)).sum(1).astype(np.float64)
+    diagonal = gram.reshape(-1)[:: len(exact) + 1]
+    diagonal += 1e-9 * np.maximum(diagonal, 1)
+    gains = np.rint(((np.linalg.solve(gram, along) * levels - 1) * levels).clip(-levels, levels))
+    return gains.astype(np.int64).tolist()  # type: ignore[no-any-return]
+
+
+def _entries(flat: Tensor, step: float) -> CodedLayer:
+    y = flat / step
+    levels = round_levels(y)
+    squares = float(torch.dot(levels, levels))
+    if not squares:
+        return NOTHING
+    gain = round(GAINS * (float(torch.dot(levels, y)) / squares - 1))
+    return CodedLayer(1, [], [max(-GAINS // 2, min(GAINS // 2, gain))], levels.to(torch.int32)[None], NONE)
 
 
 def round_levels(x: Tensor) -> Tensor:
