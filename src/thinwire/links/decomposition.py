@@ -112,24 +112,24 @@ class Chosen:
         exact = [s / np.float32(step) for s in self.s]
         levels = [np.rint(scale).clip(1, FINEST) for scale in exact]  # to a unit vector
         rounded = self._round(levels)
-        found = []
+        coded = []
         for i, (own, each) in enumerate(zip(exact, levels, strict=True)):
             (a, left), (b, right) = rounded[2 * i : 2 * i + 2]
             gains = _gains(a, b, self.sides[2 * i], self.sides[2 * i + 1], own, each.astype(np.float64))
-            found.append(CodedLayer(1 + len(own), each.astype(np.int64).tolist(), gains, left, right))
-        return found
+            coded.append(CodedLayer(1 + len(own), each.astype(np.int64).tolist(), gains, left, right))
+        return coded
 
     def _round(self, levels: list[NDArray[np.float32]]) -> list[tuple[NDArray[np.float32], Int32[Tensor, "_ _"]]]:
         """Each side in units of its terms' levels, as floats and as integers."""
-        found: list[tuple[NDArray[np.float32], Tensor]] = [None] * len(self.sides)  # type: ignore[list-item]
+        sides: list[tuple[NDArray[np.float32], Tensor]] = [None] * len(self.sides)  # type: ignore[list-item]
         for n, places in self.places.items():
             own = [levels[i // 2] for i in places]
             whole, integers = round_rows(self.rows[n], torch.from_numpy(np.concatenate(own)), DEAD, FINEST)
             floats, at = whole.numpy(), 0
             for i, some in zip(places, own, strict=True):
-                found[i] = floats[at : at + len(some)], integers[at : at + len(some)]
+                sides[i] = floats[at : at + len(some)], integers[at : at + len(some)]
                 at += len(some)
-        return found
+        return sides
 
 
 def _gains(
