@@ -73,11 +73,18 @@ def adapters_rounds() -> list[str]:
 
 @table
 def adapters_cost() -> list[str]:
-    line = read(*COST).all(benchmark="adapters", model="smollm2")[-1]
-    cells = [[title, f"{line['ratios'][name]:.2f}"] for name, title in RATIOS.items()]
-    found, coding = line["found"], line["found"]["coding"]
-    if "imports" in found["one"]:
-        cells += [["seconds until transformers and peft have made a tiny model", f"{found['one']['imports']:.1f}"]]
-    cells += [[f"seconds of set-up, {way}", f"{found[way]['setup']:.1f}"] for way in ("bare", "one")]
-    cells += [[f"seconds of `TransformCoding.send`, {coding['entries']:,} entries", f"{coding['send']:.2f}"]]
-    return markdown(["SmolLM2-135M, rank 32", ""], cells)
+    """A column a processor, of the last line each; the first lines did not say what imports take."""
+    every = [
+        line for line in read(*COST).all(benchmark="adapters", model="smollm2") if "imports" in line["found"]["one"]
+    ]
+    last = list({line["processor"]: line for line in every}.values())
+    rows = {title: [f"{line['ratios'][name]:.2f}" for line in last] for name, title in RATIOS.items()}
+    seconds = "seconds until transformers and peft have made a tiny model"
+    rows[seconds] = [f"{line['found']['one']['imports']:.1f}" for line in last]
+    for way in ("bare", "one"):
+        rows[f"seconds of set-up, {way}"] = [f"{line['found'][way]['setup']:.1f}" for line in last]
+    coding = [line["found"]["coding"] for line in last]
+    (entries,) = {each["entries"] for each in coding}
+    rows[f"seconds of `TransformCoding.send`, {entries:,} entries"] = [f"{each['send']:.2f}" for each in coding]
+    names = [line["processor"].replace("(R)", "").replace(" Processor", "") for line in last]
+    return markdown(["SmolLM2-135M, rank 32", *names], [[title, *cells] for title, cells in rows.items()])
