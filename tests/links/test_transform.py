@@ -19,7 +19,7 @@ from thinwire.kernels import native
 from thinwire.kernels.adaptive import Writer
 from thinwire.links import LowRank, TopK, TransformCoding
 from thinwire.links.bitstream import CONTEXTS, LEVELS, MODE, _write, most_terms
-from thinwire.links.decomposition import Chosen, Layer
+from thinwire.links.decomposition import Encoder, Layer
 from thinwire.params import Layout, Params
 from thinwire.wire import dumps, loads
 
@@ -222,10 +222,10 @@ def test_layers_that_are_rounded_together_are_coded_as_each_would_be_alone(step:
     some = [torch.arange(0, len(layer.s), 1 + i % 3) for i, layer in enumerate(layers)]
     ways = list(zip([2, 2, 1, 2, 0, 2, 1], some, strict=True))
     ways[3] = 2, some[3][:0]  # no term is sent: it is as if nothing was
-    together = Chosen(layers, ways).parts(step)
+    together = Encoder(layers, ways).encode(step)
     assert [part.mode for part in together] == [1 + len(some[0]), 1 + len(some[1]), 1, 0, 0, 1 + len(some[5]), 1]
     for part, layer, way in zip(together, layers, ways, strict=True):
-        (alone,) = Chosen([layer], [way]).parts(step)
+        (alone,) = Encoder([layer], [way]).encode(step)
         assert part[:3] == alone[:3]
         assert all(torch.equal(x, y) for x, y in zip(part[3:], alone[3:], strict=True))
 

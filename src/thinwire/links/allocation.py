@@ -19,7 +19,7 @@ from ..kernels.rounding import round_rows
 from ..key import Key
 from ..params import Layout, Params
 from .bitstream import FINEST, NONE, NOTHING, CodedLayer, build, join_parts, most_terms, read, write
-from .decomposition import BLOCK, DEAD, Chosen, Layer, round_levels
+from .decomposition import BLOCK, DEAD, Encoder, Layer, round_levels
 from .lowrank import sides
 
 SLOPE = 0.11  # squared steps of error that a bit has to take off; 2 ln 2 / 12 = 0.116 for many levels
@@ -96,7 +96,7 @@ def fit(
     fine, coarse = 0.0, math.inf  # the coarsest step that is too fine, the finest that is coarse enough
     last: tuple[float, float] | None = None
     best: tuple[Tensor, list[CodedLayer], float] | None = None
-    chosen = Chosen(layers, ways)
+    encoder = Encoder(layers, ways)
     for tried in range(2 * CODED):
         if tried >= CODED and (enough is not None or best is None or best[0].numel() + LEFT >= LITTLE * room):
             break
@@ -106,7 +106,7 @@ def fit(
         sent = float(np.float32(step * largest))
         if sent == 0:
             break
-        parts = chosen.parts(step)
+        parts = encoder.encode(step)
         packet = write(sent, parts, layout.shapes, 2 * room + 64)
         if enough is None:  # of the bytes, how many times too many
             off = 2.0 if packet is None else packet.numel() / room

@@ -5,9 +5,12 @@ Small layers are decomposed whole, larger ones by random projections, some terms
 
 from __future__ import annotations
 
+from itertools import pairwise
+from typing import Any
+
 import numpy as np
 import torch
-from jaxtyping import Int, Int32
+from jaxtyping import Int
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -81,26 +84,30 @@ class Layer:
         return q
 
 
-class Chosen:
-    """Layers that are coded in ways of their own, for the steps that are tried: as nothing (0), as entries (1), or as
-    those terms of them (2).
+class Encoder:
+    """Layers with any step, each in a way of its own: as nothing (0), as entries (1), or as those terms of it (2).
 
-    Terms have few numbers, so rows of one width are rounded together, whichever layer they are of.
+    Terms have few numbers, so those of one width are rounded together, whichever layer and side they are of.
     """
 
     def __init__(self, layers: list[Layer], ways: list[tuple[int, Int[Tensor, " _"]]]) -> None:
         self.layers = layers
         self.modes = [mode if mode != 2 or terms.numel() else 0 for mode, terms in ways]
         there = [(layer, terms) for layer, (_, terms), mode in zip(layers, ways, self.modes, strict=True) if mode == 2]
-        self.s = [layer.s[terms].numpy() for layer, terms in there]
-        sides_of = [side[terms] for layer, terms in there for side in (layer.u, layer.v)]
-        self.sides = [side.numpy() for side in sides_of]  # numpy's small operations take half the time of torch's
-        self.places: dict[int, list[int]] = {}  # of the sides of a width
-        for i, side in enumerate(sides_of):
-            self.places.setdefault(side.shape[1], []).append(i)
-        self.rows = {n: torch.cat([sides_of[i] for i in places]) for n, places in self.places.items()}
+        ends = np.cumsum([0, *(len(terms) for _, terms in there)])
+        self.spans = list(pairwise(ends.tolist()))  # of a layer's terms in all of them
+        self.s = np.concatenate([np.zeros(0, np.float32), *(layer.s[terms].numpy() for layer, terms in there)])
+        widths: dict[int, tuple[list[Tensor], list[int]]] = {}
+        self.sides: list[tuple[int, slice]] = []  # left and right of each layer: a width, and which of its rows
+        for (layer, terms), (first, last) in zip(there, self.spans, strict=True):
+            for side in (layer.u, layer.v):
+                rows, places = widths.setdefault(side.shape[1], ([], []))
+                self.sides.append((side.shape[1], slice(len(places), len(places) + last - first)))
+                rows.append(side[terms])
+                places.extend(range(first, last))
+        self.rows = {n: (torch.cat(rows), np.array(places)) for n, (rows, places) in widths.items()}
 
-    def parts(self, step: float) -> list[CodedLayer]:
+    def encode(self, step: float) -> list[CodedLayer]:
         """The layers with this step."""
         terms = iter(self._terms(step))
         return [
@@ -109,27 +116,22 @@ class Chosen:
         ]
 
     def _terms(self, step: float) -> list[CodedLayer]:
-        exact = [s / np.float32(step) for s in self.s]
-        levels = [np.rint(scale).clip(1, FINEST) for scale in exact]  # to a unit vector
-        rounded = self._round(levels)
+        exact = self.s / np.float32(step)  # numpy's small operations take half the time of torch's
+        levels = np.rint(exact).clip(1, FINEST)  # to a unit vector
+        rounded = {n: self._round(n, levels) for n in self.rows}
         coded = []
-        for i, (own, each) in enumerate(zip(exact, levels, strict=True)):
-            (a, left), (b, right) = rounded[2 * i : 2 * i + 2]
-            gains = _gains(a, b, self.sides[2 * i], self.sides[2 * i + 1], own, each.astype(np.float64))
-            coded.append(CodedLayer(1 + len(own), each.astype(np.int64).tolist(), gains, left, right))
+        for (first, last), left, right in zip(self.spans, self.sides[::2], self.sides[1::2], strict=True):
+            (u, a, coded_left), (v, b, coded_right) = ([part[rows] for part in rounded[n]] for n, rows in (left, right))
+            own = levels[first:last]
+            gains = _gains(a, b, u, v, exact[first:last], own.astype(np.float64))
+            coded.append(CodedLayer(1 + len(own), own.astype(np.int64).tolist(), gains, coded_left, coded_right))
         return coded
 
-    def _round(self, levels: list[NDArray[np.float32]]) -> list[tuple[NDArray[np.float32], Int32[Tensor, "_ _"]]]:
-        """Each side in units of its terms' levels, as floats and as integers."""
-        sides: list[tuple[NDArray[np.float32], Tensor]] = [None] * len(self.sides)  # type: ignore[list-item]
-        for n, places in self.places.items():
-            own = [levels[i // 2] for i in places]
-            whole, integers = round_rows(self.rows[n], torch.from_numpy(np.concatenate(own)), DEAD, FINEST)
-            floats, at = whole.numpy(), 0
-            for i, some in zip(places, own, strict=True):
-                sides[i] = floats[at : at + len(some)], integers[at : at + len(some)]
-                at += len(some)
-        return sides
+    def _round(self, n: int, levels: NDArray[np.float32]) -> tuple[Any, Any, Any]:
+        """The rows of a width, as they are, and in units of their terms' levels as floats and as integers."""
+        rows, places = self.rows[n]
+        whole, integers = round_rows(rows, torch.from_numpy(levels[places]), DEAD, FINEST)
+        return rows.numpy(), whole.numpy(), integers
 
 
 def _gains(
