@@ -131,25 +131,25 @@ def problem(group: Group, whole: bool, seed: int) -> Problem:
 Make = Callable[[Group, float], tw.Algorithm | tw.Auto]  # from a rate
 
 
-def trained(group: Group, rate: float) -> tw.LocalAdamW:
+def trainer(group: Group, rate: float) -> tw.LocalAdamW:
     return tw.LocalAdamW(rate, batch=group.batch, steps=STEPS)
 
 
 def fedavg(group: Group, rate: float, **fields: Any) -> tw.Algorithm:
-    return tw.FedAvg(trained(group, rate), **fields)
+    return tw.FedAvg(trainer(group, rate), **fields)
 
 
 def auto(group: Group, rate: float, share: float) -> tw.Auto:
-    return tw.Auto(share, trained(group, rate))
+    return tw.Auto(share, trainer(group, rate))
 
 
-def coded(up: tw.Link, down: tw.Link) -> dict[str, tw.Link]:
+def links(up: tw.Link, down: tw.Link) -> dict[str, tw.Link]:
     """Error feedback upwards, a message for each client downwards."""
     return {"up": tw.ErrorFeedback(up), "down": tw.PerClient(down)}
 
 
 def both(link: tw.Link) -> Make:
-    return partial(fedavg, **coded(link, link))
+    return partial(fedavg, **links(link, link))
 
 
 def plain(link: tw.Link) -> Make:
@@ -163,7 +163,7 @@ def intrinsic(group: Group, rate: float, local: float, dim: int, size: int, **fi
     What comes back of ``dim`` numbers is about sqrt(size / dim) times as long as what was projected.
     """
     server = tw.SGD(round(rate * math.sqrt(dim / size), 4))
-    return tw.Intrinsic(dim, local=trained(group, local), opt=server, known=True, **fields)
+    return tw.Intrinsic(dim, local=trainer(group, local), opt=server, known=True, **fields)
 
 
 def luar(group: Group, rate: float, recycle: int, **fields: Any) -> tw.Algorithm:
@@ -172,7 +172,7 @@ def luar(group: Group, rate: float, recycle: int, **fields: Any) -> tw.Algorithm
 
 def luar_coded(group: Group, rate: float) -> tw.Algorithm:
     half = tw.TransformCoding(round(0.01 * 4 * ADAPTERS[group.model]))
-    return luar(group, rate, 6, **coded(half, half))  # of 25 kernels
+    return luar(group, rate, 6, **links(half, half))  # of 25 kernels
 
 
 def flss(group: Group, rate: float) -> tw.Algorithm:
@@ -241,19 +241,19 @@ def thinner(group: Group, seeds: Sequence[int]) -> Federated:
 def rivals() -> list[Federated]:
     """What else there is for a hundredth, on AG News."""
     found = [arm(NEWS, row, make, (0,)) for row, make in RIVALS.items()]
-    make, lengths = projected(NEWS, 0.0098, NEWS.rates[0]), LENGTHS["adapters"]
+    make, lengths = make_intrinsic(NEWS, 0.0098, NEWS.rates[0]), LENGTHS["adapters"]
     return [*found, arm(NEWS, "Intrinsic", make, (0,), rates=lengths)]
 
 
-def projections() -> list[Federated]:
+def adapter_subspaces() -> list[Federated]:
     """Of SmolLM2's adapters; where every persona is a client, with the length of a step that 20 clients chose."""
-    of = {group.name: projected(group, 0.0098, group.rates[0]) for group in (CHAT, PERSONAS)}
+    of = {group.name: make_intrinsic(group, 0.0098, group.rates[0]) for group in (CHAT, PERSONAS)}
     few = arm(CHAT, "Intrinsic", of[CHAT.name], (0,), rates=LENGTHS["adapters"])
     return [few, arm(PERSONAS, "Intrinsic", of[PERSONAS.name], (0,), follows=few)]
 
 
-def projected(group: Group, share: float, local: float) -> Make:
-    """Adapters in a subspace of a share of their numbers."""
+def make_intrinsic(group: Group, share: float, local: float) -> Make:
+    """Adapters in a subspace of a share of their numbers; ``local`` is the clients' rate."""
     size = ADAPTERS[group.model]
     return partial(intrinsic, local=local, dim=round(share * size), size=size)
 
@@ -289,7 +289,7 @@ def arms() -> list[Arm]:
     found.append(arm(ALIKE, "FedAvg, all of MiniLM", fedavg, (0,), 2.0, known=False, whole=True, rates=(1e-4,)))
     found += subspaces()
     found += pair(PERSONAS, (0,))
-    found += projections()
+    found += adapter_subspaces()
     found += [thinner(group, (1, 2)) for group in (NEWS, REVIEWS)]
     found += pair(LONG, (0,))
     return list(found)

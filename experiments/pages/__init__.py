@@ -76,6 +76,11 @@ def of_best_rate(lines: Iterable[Line]) -> dict[tuple[str, str], list[Line]]:
     return {row: max(map(last, rates.values()), key=did) for row, rates in found.items()}
 
 
+def processor(line: Line) -> str:
+    """What a line was measured on, in few words: Intel Xeon."""
+    return str(line["processor"]).replace("(R)", "").replace(" Processor", "")
+
+
 def markdown(head: Iterable[str], rows: Iterable[Iterable[str]], left: Iterable[int] = (0,)) -> list[str]:
     """Lines of a table whose columns are on the right but for those of ``left``."""
     names = list(head)

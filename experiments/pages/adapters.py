@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 
-from . import Line, markdown, mean, read, table
+from . import Line, markdown, mean, processor, read, table
 
 RUNS = "experiments/hf/results/adapters.jsonl", "python experiments/hf/adapters.py"
 COST = "benchmarks/results/adapters.jsonl", "python benchmarks/adapters.py --into benchmarks/results/adapters.jsonl"
@@ -86,5 +86,6 @@ def adapters_cost() -> list[str]:
     coding = [line["found"]["coding"] for line in last]
     (entries,) = {each["entries"] for each in coding}
     rows[f"seconds of `TransformCoding.send`, {entries:,} entries"] = [f"{each['send']:.2f}" for each in coding]
-    names = [line["processor"].replace("(R)", "").replace(" Processor", "") for line in last]
-    return markdown(["SmolLM2-135M, rank 32", *names], [[title, *cells] for title, cells in rows.items()])
+    return markdown(
+        ["SmolLM2-135M, rank 32", *map(processor, last)], [[title, *cells] for title, cells in rows.items()]
+    )

@@ -11,7 +11,7 @@ from thinwire.expression import parse, vocabulary
 from thinwire.pipeline.plan import seconds
 from thinwire.pipeline.schedule import SCHEDULES
 
-from . import ROOT, Line, Results, markdown, mean, number, read, table
+from . import ROOT, Line, Results, markdown, mean, number, processor, read, table
 
 BENCHMARK = "python benchmarks/pipeline.py --slowlink PROGRAM --into benchmarks/results/pipeline.jsonl"
 THESIS = {  # Table 2: percent slower where each GPU is slowed with a chance of a third
@@ -34,9 +34,7 @@ def pipeline_links() -> list[str]:
         laws = [f"{line['over_law']:.3f}", f"{over_plan(line):.3f}"]
         own = [f"{line['load']:g}", f"{arms['DSP']['ms']:.1f}", *laws, f"{line['of_speedup_by_law']:.2f}"]
         ratios = [f"{line[f'over_{name}']:.2f}" if name in arms else "" for name in others]
-        rows.append(
-            [f"`{line['model']}`", link, line["processor"].replace("(R)", "").replace(" Processor", ""), *own, *ratios]
-        )
+        rows.append([f"`{line['model']}`", link, processor(line), *own, *ratios])
     head = ["parts of", "link", "two cores of", "load before", "DSP, ms", "to the law of its own seconds"]
     head += ["to the law of the plan's seconds", "speed-up over BPK, to the law's"]
     return markdown([*head, *(f"`{name}`, to DSP" for name in others)], rows, (0, 1, 2))
